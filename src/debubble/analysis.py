@@ -24,6 +24,9 @@ from debubble.links.judge import Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
+from debubble.plan.lever import Lever
+from debubble.plan.levers import microbatches, split
+from debubble.plan.plan import PricedLever, price_lever
 from debubble.schedules import Order, order_of
 from debubble.server_notes import ServerNotes, read_server_notes
 from debubble.serving.account import StreamAccount, account_stream
@@ -265,6 +268,28 @@ class Analysis:
             communication=communication,
         )
         return replace(found, slow_ranks=slow)
+
+    @cached_property
+    def doubled_microbatches(self) -> PricedLever:
+        """What twice the microbatches would do, of the same global batch and of one twice as large.
+
+        The lever that `plan` weighs, by its simulator: half of the waits are no prediction.
+        """
+        return self._price(microbatches.DOUBLED)
+
+    @cached_property
+    def other_split(self) -> PricedLever:
+        """What the best split of the layers would do, as `plan` weighs it."""
+        return self._price(split.LEVER)
+
+    def _price(self, lever: Lever) -> PricedLever:
+        if self.ledger is None:
+            return PricedLever(unpriced="there are no steps to predict from")
+        try:
+            baseline = self.baseline()
+        except (UsageError, NoFit) as error:
+            return PricedLever(unpriced=error.message)
+        return price_lever(baseline, self.timeline, lever)
 
     def server_model(
         self, *, layers: tuple[int, ...] | None = None, traffic: Traffic | None = None

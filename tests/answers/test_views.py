@@ -12,6 +12,7 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, SHARED
 
 from debubble.answers.find import answer_find
+from debubble.answers.ledger import SCHEDULE
 from debubble.answers.links import answer_links
 from debubble.report.find import find_page
 from debubble.report.html.measured import find_report
@@ -19,7 +20,7 @@ from debubble.report.html.page import report_markup
 from debubble.report.html.views import pipelines_shown
 from debubble.report.links import links_page
 from debubble.report.text import as_markdown, print_page
-from debubble.units import show_seconds, show_share
+from debubble.units import show_change, show_seconds, show_share
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +64,11 @@ def test_every_view_of_a_run_has_the_same_figures(folder):
         for saving in found.savings:
             whole = saving.batch_latency_s + saving.saved_s
             assert whole == pytest.approx(found.numbers.batch_latency_s, abs=2e-9)
+        for option in found.more_microbatches.options:
+            assert show_change(option.throughput_gain_fraction) in text
         for named in found.named:
+            if named.cause == SCHEDULE:
+                continue
             repairs = "; repairing " in named.sentence
             saved = named.culprit_saved_s if repairs else named.saved_s
             assert f" {show_seconds(saved)} of " in named.sentence

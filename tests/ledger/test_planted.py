@@ -14,6 +14,7 @@ from support.simulator.devices import Play, true_windows
 from support.simulator.host_programs import MS, Setup
 from support.simulator.written_traces import Writing, write_run
 
+import debubble
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import name_causes
 
@@ -30,6 +31,8 @@ PLANTS = {
     "host": {"late_host": (1, 14 * MS, 1)},
     "collective": {"collective": (2, 4 * MS)},
 }
+# In runs of four microbatches: of those no lever is priced.
+MISSED_BY_THE_SIMULATOR = {"jitter", "host"}
 CULPRITS = {
     "imbalance": {"rank": 3, "stage": 3},
     "slow_link": {"hop": (1, 2)},
@@ -59,12 +62,21 @@ PAIRS = (
 )
 
 
-def ledger_of(folder, **what):
+def write_planted(folder, **what):
     folder.mkdir(exist_ok=True)
     play = Play(Setup(**{**RUN, **what}))
     labels = {"1f1b": "none", "interleaved-1f1b": "runtime"}.get(what["schedule"], "simple")
     write_run(play, folder, Writing(labels=labels))
-    found = analyse(folder, play)
+    return play
+
+
+def find_in(folder, **what):
+    write_planted(folder, **what)
+    return debubble.find(folder)
+
+
+def ledger_of(folder, **what):
+    found = analyse(folder, write_planted(folder, **what))
     return build_ledger(found.timeline, 0, [window.step for window in found.figures.windows])
 
 
@@ -87,10 +99,11 @@ def test_a_planted_cause_is_named_first_with_its_culprit_and_its_price(tmp_path,
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_few_microbatches_are_named_where_nothing_else_is_wrong(tmp_path, kind):
     few = {**KINDS[kind], "microbatches": 4}
-    named = name_causes(ledger_of(tmp_path, **few))
-    assert named[0].cause == "schedule"
-    true_saving = window_of(**few) - window_of(**{**few, "microbatches": 8}) / 2
-    assert named[0].saving.saved_ns == pytest.approx(true_saving, rel=0.05)
+    found = find_in(tmp_path, **few)
+    assert found.named[0].cause == "schedule"
+    (larger,) = (part for part in found.more_microbatches.options if part.hold == "microbatch")
+    true_gain = 2 * window_of(**few) / window_of(**{**few, "microbatches": 8}) - 1
+    assert larger.throughput_gain_fraction == pytest.approx(true_gain, abs=0.02)
 
 
 @pytest.mark.slow
@@ -112,10 +125,12 @@ def test_two_planted_causes_are_both_named_in_the_order_of_what_they_cost(tmp_pa
 
 @pytest.mark.parametrize("cause", PLANTS)
 def test_too_few_microbatches_are_named_beside_another_cause(tmp_path, cause):
-    run = {**KINDS["1f1b"], **PLANTS[cause], "microbatches": 4}
-    named = [one.cause for one in name_causes(ledger_of(tmp_path, **run))]
-    assert named[0] == cause
-    assert "schedule" in named
+    found = find_in(tmp_path, **{**KINDS["1f1b"], **PLANTS[cause], "microbatches": 4})
+    assert cause in {named.cause for named in found.named}
+    if cause in MISSED_BY_THE_SIMULATOR:
+        assert found.more_microbatches.unpriced
+    else:
+        assert "schedule" in {named.cause for named in found.named}
 
 
 def torchs_words(name):

@@ -9,7 +9,7 @@ from support.timelines.engine_runs import MS, overlapped_ns, planned_run
 
 from debubble.answers.plan import _say_overlap
 from debubble.plan.levers.overlap import consider
-from debubble.plan.plan import make_plan
+from debubble.plan.plan import Plan, make_plan
 
 # A run of which the first forward passes run beside messages, and later ones do not.
 RUN = ("1f1b", 8, 16)
@@ -75,8 +75,13 @@ def test_where_messages_run_beside_compute_already_there_is_no_such_lever():
 
 def test_what_is_not_expected_to_gain_is_not_to_be_tried():
     """The sentence agrees with the table, which says "no"."""
-    found = consider(planned_run(*APART, wire_ns=3 * MS)[0])
+    baseline, _timeline = planned_run(*APART, wire_ns=3 * MS)
+    found = consider(baseline)
     assert found.slowdown is None
     for gain, hope in ((0.05, "unknown, try it; "), (-0.05, "unknown, and not likely to gain; ")):
-        option = replace(found.option, throughput_gain=gain)
-        assert hope in _say_overlap(replace(found, option=option))
+        option = replace(found.option, throughput_gain=gain, throughput_low=gain - 0.1)
+        overlap = replace(found, option=option)
+        plan = Plan(
+            baseline=baseline, options=(option,), refused=(), partition=None, overlap=overlap
+        )
+        assert hope in _say_overlap(plan, overlap)

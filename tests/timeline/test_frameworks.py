@@ -114,7 +114,7 @@ def test_a_host_that_does_not_wait_for_its_device_would_save_what_it_did():
 def test_the_head_is_named_and_so_is_the_setting_that_keeps_hosts():
     _, _, ledger = analysed(beside("mg_1f1b_m8"))
     said = " ".join(say_cause(ledger, one) for one in name_causes(ledger))
-    assert "stage 3 on rank 3 takes 1.2 times an equal share (head and loss: " in said
+    assert "stage 3 on rank 3 takes 1.2 times the average stage (head and loss: " in said
     assert "batch_p2p_sync" in said
 
 

@@ -93,7 +93,7 @@ def test_where_nothing_seems_to_gain_a_long_stage_says_that_the_machine_was_busy
 def test_the_demo_names_the_long_stage_even_where_find_names_other_causes(tmp_path, monkeypatch):
     made, _, _ = improve(tmp_path)
     found = demo_json(made, "", tmp_path, [])["found"]
-    assert "Stage 3 on rank 3 takes 1.7 times an equal share" in found
+    assert "Stage 3 on rank 3 takes 1.7 times the average stage" in found
     monkeypatch.setattr("debubble.answers.find.answer_causes", lambda _analysis: [])
     assert (
         "Stage 3 takes 2.3 times as long as the others"

@@ -14,7 +14,7 @@ from debubble.plan.change import Change
 from debubble.plan.lever import Refusal
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.order import OrderChoice
-from debubble.plan.option import Headroom
+from debubble.plan.option import Headroom, Option
 from debubble.plan.plan import Plan
 from debubble.schedules import format_order
 from debubble.simulate.communication import Communication
@@ -83,6 +83,11 @@ def describe(change: Change) -> str:
     if change.token_scale is not None:
         parts.append(f"{change.token_scale:.3g} times as many tokens")
     return ", ".join(parts) or "nothing changed"
+
+
+def say_gain(option: Option) -> str:
+    """Write what an option gains in throughput, with its interval."""
+    return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
 
 
 def describe_refused(refused: Refusal) -> str:

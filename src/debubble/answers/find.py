@@ -25,6 +25,7 @@ from debubble.answers.ledger import (
     worth_savings,
 )
 from debubble.answers.links import HopPart, hop_parts
+from debubble.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
 from debubble.answers.replicas import ReplicasPart, answer_replicas
 from debubble.answers.serving import (
     PhasePart,
@@ -253,6 +254,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     shape: ShapePart | None
     ledger: AccountPart | None
     savings: list[SavingPart] | None
+    more_microbatches: MoreMicrobatchesPart | None
     rates: RatesPart | None
     """What the worth of savings is counted by; null where no GPU is known."""
     replay: ReplayPart | None
@@ -318,6 +320,9 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
             None if stream else pipeline.step_time_ns,
             rates,
         ),
+        more_microbatches=answer_more_microbatches(analysis.doubled_microbatches)
+        if ledger
+        else None,
         rates=rates.as_part(),
         replay=answer_replay(ledger)
         if ledger
@@ -572,6 +577,7 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
         ),
         "ledger": no_account,
         "savings": no_account,
+        "more_microbatches": no_account,
         "replay": no_account,
         "stream.turn_s": "too few batches were captured from the first stage to the last",
         "stream.phases_labelled": no_account,

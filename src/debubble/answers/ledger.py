@@ -15,11 +15,13 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part, seconds
+from debubble.answers.change import describe, say_gain
+from debubble.answers.microbatches import answer_more_microbatches, say_microbatches
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
-from debubble.ledger.savings import HEAD_OF_LINE, SCHEDULE
-from debubble.ledger.verdict import LITTLE, OF_ANY_PIPELINE, Bottleneck, MainCause
+from debubble.ledger.savings import HEAD_OF_LINE
+from debubble.ledger.verdict import LITTLE, MATTERS, Bottleneck, MainCause
 from debubble.timeline.model import ranks_a_device
 from debubble.timeline.steps import numbered
 from debubble.units import (
@@ -158,6 +160,9 @@ def say_rates(rates: RatesPart | None) -> Iterable[str]:
     yield said
 
 
+SCHEDULE = "schedule"
+"""Warm-up, turnaround and drain together: what the order of passes costs, in `named`."""
+_OF_SCHEDULE = (Cause.WARM_UP, Cause.TURNAROUND, Cause.DRAIN)
 _CULPRITS_A_RANK = 8
 # Less than this of a layer is not worth a word.
 _WORTH_A_WORD = 0.1
@@ -166,7 +171,6 @@ WITHOUT_TRACE = (
 )
 REMEDIES = {str(cause): cause.about.remedied for cause in Cause} | {
     HEAD_OF_LINE: "messages that do not queue behind others",
-    SCHEDULE: "twice as many microbatches, the same work",
 }
 _BOTTLENECKS = {str(cause): cause.about.bottleneck for cause in Cause if cause.about.bottleneck} | {
     "gaps": "gaps between small kernels inside passes",
@@ -361,21 +365,59 @@ def answer_replay(ledger: Ledger) -> ReplayPart | None:
 
 
 def answer_causes(analysis: Analysis) -> list[NamedCause]:
-    """Return the causes that matter, each with its sentence."""
-    if analysis.ledger is None:
+    """Return the causes that matter, each with its sentence, the largest saving first."""
+    ledger = analysis.ledger
+    if ledger is None:
         return []
+    named = [
+        NamedCause(
+            cause=matter.cause,
+            rank=matter.rank,
+            stage=matter.stage,
+            hop=list(matter.hop) if matter.hop else None,
+            saved_s=matter.buys_ns / NS_PER_S,
+            culprit_saved_s=seconds(matter.culprit_saved_ns),
+            sentence=say_cause(ledger, matter) + _say_split(analysis, matter),
+        )
+        for matter in analysis.causes
+    ]
+    return sorted([*named, *_name_schedule(analysis, ledger)], key=lambda part: -part.saved_s)
+
+
+def _name_schedule(analysis: Analysis, ledger: Ledger) -> list[NamedCause]:
+    """Name the schedule where more microbatches would shorten the waits that it causes."""
+    priced = analysis.doubled_microbatches
+    best = max((option.throughput_gain for option in priced.options), default=0.0)
+    if best < MATTERS:
+        return []
+    shares = ledger.shares()
+    waits = show_percent(sum(shares[cause] for cause in _OF_SCHEDULE))
+    parts = answer_more_microbatches(priced).options
+    options = [
+        f"{say_microbatches(part)}: {say_gain(option)} throughput"
+        for part, option in zip(parts, priced.options, strict=True)
+    ]
     return [
         NamedCause(
-            cause=named.cause,
-            rank=named.rank,
-            stage=named.stage,
-            hop=list(named.hop) if named.hop else None,
-            saved_s=named.saving.saved_ns / NS_PER_S,
-            culprit_saved_s=seconds(named.culprit_saved_ns),
-            sentence=say_cause(analysis.ledger, named),
+            cause=SCHEDULE,
+            rank=None,
+            stage=None,
+            hop=None,
+            saved_s=ledger.job_latency_ns * (1 - 1 / (1 + best)) / NS_PER_S,
+            culprit_saved_s=None,
+            sentence=f"the schedule makes ranks wait {waits} of the batch; {'; '.join(options)}",
         )
-        for named in analysis.causes
     ]
+
+
+def _say_split(analysis: Analysis, matter: MainCause) -> str:
+    """Say what moving layers away from a slow device would do, as `plan` has it."""
+    if matter.slower_layers is None:
+        return ""
+    return "".join(
+        f"; or move layers: {describe(option.change)}: {say_gain(option)} throughput"
+        for option in analysis.other_split.options
+    )
 
 
 def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
@@ -416,8 +458,13 @@ def say_cause(ledger: Ledger, named: MainCause) -> str:
     buys = f"{show_duration(saving.saved_ns)} of {whole} ({show_percent(saving.saved_fraction)})"
     if len(saving.causes) > 1:
         return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
-    if named.cause == SCHEDULE:
-        return f"{culprit}; twice as many microbatches would save {buys} on the same work"
+    if named.slower_layers is not None and named.culprit_saved_ns is not None:
+        alike = show_duration(named.culprit_saved_ns)
+        share_alike = show_percent(named.culprit_saved_ns / max(before, 1))
+        return (
+            f"{culprit}; layers as fast as the others would save {alike} of "
+            f"{show_duration(before)} ({share_alike})"
+        )
     alone = ""
     if named.workers and named.culprit_saved_ns is not None:
         alone = f", this one alone {show_duration(named.culprit_saved_ns)}"
@@ -431,8 +478,14 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
     hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
     if named.times_equal is not None and named.stage is not None:
         where = f"stage {named.stage} on rank {named.rank}"
-        more = f"{show_times(named.times_equal)} an equal share"
-        return f"{where} takes {more}{_besides(ledger, named.stage)}"
+        more = f"{show_times(named.times_equal)} the average stage"
+        if named.slower_layers is None:
+            return f"{where} takes {more}{_besides(ledger, named.stage)}"
+        slower = show_times(named.slower_layers)
+        return (
+            f"{where} takes {more}: its layers take {slower} those of the other stages, "
+            "so check its device (clocks, power, other jobs)"
+        )
     if named.slow_hops:
         return _say_slow(named)
     if named.workers:
@@ -442,13 +495,10 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
         return f"some microbatches take {longest} on every stage: their data differ"
     megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)
     setting = " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
-    any_pipeline = "as in any pipeline, " if named.cause in OF_ANY_PIPELINE else ""
     if named.cause == HEAD_OF_LINE:
         blames = (
             "messages stand behind others in a queue (head-of-line blocking), most behind {hop}"
         )
-    elif named.cause == SCHEDULE:
-        blames = "the schedule itself makes ranks wait"
     elif len(named.saving.causes) > 1:
         blames = named.cause
     else:
@@ -456,7 +506,7 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
         blames = about.blames or named.cause
         if named.rank is None and "{rank}" in blames:  # nobody in particular
             blames = f"ranks wait for {about.meaning}"
-    return any_pipeline + blames.format(rank=named.rank, hop=hop, setting=setting)
+    return blames.format(rank=named.rank, hop=hop, setting=setting)
 
 
 def _say_workers(ledger: Ledger, named: MainCause) -> str:

@@ -20,6 +20,7 @@ from debubble.answers.change import (
     describe_refused,
     headroom_bytes,
     peak_bytes,
+    say_gain,
     say_order,
     start_from,
     warnings_of,
@@ -56,14 +57,12 @@ from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.order_search import OrderSearch
-from debubble.plan.plan import WORTH_A_TRY, Plan, make_plan
+from debubble.plan.plan import Plan, make_plan
 from debubble.plan.split import ends_in_layers
 from debubble.units import (
     NS_PER_S,
     show_bytes,
-    show_change,
     show_duration,
-    show_gain,
     show_percent,
     show_times,
 )
@@ -308,7 +307,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     now = headroom_after(base, Change())
     ends = ends_in_layers(base) if base.source.split else (None, None)
     rates = rates or Rates(gpus=0)
-    findings = _findings(plan, first=None if bottleneck else plan.best, uncured=bool(bottleneck))
+    findings = _findings(plan, first=None if bottleneck else plan.first, uncured=bool(bottleneck))
     if length is not None:
         findings += say_length(plan, length, tokens)
     if plan.cache is not None:
@@ -389,7 +388,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: R
         worth=rates.worth_of_gain(option.throughput_gain),
         changes_training=plan.changes_training(option),
         recommended=option in plan.recommended,
-        advice=_advice(plan, option),
+        advice=plan.advice(option),
         link=None
         if repair is None
         else LinkRepair(
@@ -398,21 +397,6 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: R
         assumptions=list(option.assumptions),
         apply=apply,
     )
-
-
-def _advice(plan: Plan, option: Option) -> str:
-    if option in plan.recommended:
-        return "yes"
-    if plan.is_guess(option):
-        return "try" if _gains(option) else "no"
-    if option.throughput_gain >= WORTH_A_TRY:
-        return "maybe"
-    return "no" if option.throughput_high < 0 else "noise"
-
-
-def _gains(option: Option) -> bool:
-    """Tell whether an option that the run cannot show would gain anything that can be written."""
-    return not show_change(option.throughput_gain).startswith(("-", "+0.0"))
 
 
 def _refused_part(refused: Refusal) -> RefusedPart:
@@ -450,8 +434,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     # An order that was looked for is what is wanted, if it was found.
     searched = () if plan.ordered is None else (plan.ordered.option,)
     remedy = () if plan.remedy is None else (plan.remedy,)
-    maybe = (one for one in plan.unsure if one.throughput_gain >= WORTH_A_TRY)
-    options = (*searched, *plan.recommended, *remedy, *maybe)
+    options = (*searched, *plan.recommended, *remedy, *plan.to_try)
     for option in (each for each in options if not plan.changes_training(each)):
         try:
             text = emit(framework, option.change, setting)
@@ -479,7 +462,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
 
 
 def _tellable(plan: Plan) -> str | None:
-    option = plan.best or plan.remedy
+    option = plan.first
     if option is None:
         return None
     change, setting = option.change, plan.baseline.setting
@@ -489,17 +472,8 @@ def _tellable(plan: Plan) -> str | None:
 
 def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
     """Say what to do first, or why there is nothing to do."""
-    best = plan.best
-    if best is not None:
-        batch, before = "a batch", ""
-        if best.change.microbatches is not None and best.change.hold != "batch":
-            batch = f"a batch of {best.change.microbatches}"
-            before = f"{plan.baseline.source.microbatches} in "
-        return (
-            f"{_begin(describe(best.change))}: {_gain(best)} throughput, {batch} in "
-            f"{show_duration(best.window_ns)} instead of {before}"
-            f"{show_duration(plan.baseline.window_ns)}."
-        )
+    if plan.best is not None:
+        return f"{_begin(describe(plan.best.change))}: {_say_batch(plan, plan.best)}."
     if plan.baseline.no_fit is not None:
         return f"Nothing is predicted from this run: {plan.baseline.no_fit}."
     over = plan.baseline.over_limit_bytes
@@ -512,14 +486,35 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
             f"{show_duration(plan.remedy.window_ns)} instead of "
             f"{show_duration(plan.baseline.window_ns)}."
         )
+    if plan.first is not None:
+        words, batch = describe(plan.first.change), _say_batch(plan, plan.first)
+        return f"Try {words}: {batch}; not sure: {_why_unsure(plan, plan.first)}."
     if not plan.options and (plan.refused or plan.left_out):
         return "Nothing can be changed: every option is refused."
-    if (cut := plan.cut_to_try) is not None:
-        untold = "if weights take half of a backward pass, which nothing in the run tells"
-        return f"Nothing gains for sure. To try: {describe(cut.change)}, {_gain(cut)} {untold}."
     if plan.recommended:
-        return "Nothing to change with the batch as it is: no option gains more than the noise."
-    return "Nothing to change: no option gains more than the noise of a run."
+        larger = plan.recommended[0]
+        return (
+            "Nothing gains more than the noise with this global batch; a larger one, which changes "
+            f"training, would: {describe(larger.change)}: {say_gain(larger)} throughput."
+        )
+    return "Nothing gains more than the noise of a run."
+
+
+def _say_batch(plan: Plan, option: Option) -> str:
+    """Say what an option gains, and what a batch takes with it."""
+    batch, before = "a batch", ""
+    if option.change.microbatches is not None and option.change.hold != "batch":
+        batch = f"a batch of {option.change.microbatches}"
+        before = f"{plan.baseline.source.microbatches} in "
+    return (
+        f"{say_gain(option)} throughput, {batch} in {show_duration(option.window_ns)} instead of "
+        f"{before}{show_duration(plan.baseline.window_ns)}"
+    )
+
+
+def _why_unsure(plan: Plan, option: Option) -> str:
+    """Say why an option should gain and is not sure to."""
+    return plan.unseen(option) or "its interval includes no gain"
 
 
 def _begin(words: str) -> str:
@@ -527,12 +522,8 @@ def _begin(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}"
 
 
-def _gain(option: Option) -> str:
-    return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
-
-
 def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
-    """Say the best of each lever, of a larger batch, what repairs buy, and when overlap pays.
+    """Say what may gain more, the best of each lever, a larger batch, repairs, and overlap.
 
     `first` is said already. Beside what no setting cures, only what surely gains is worth a line.
     """
@@ -543,21 +534,28 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
             larger = larger or option
         elif option is not first:
             best.setdefault(option.lever, option)
-    said = [f"{_begin(describe(option.change))}: {_gain(option)}." for option in best.values()]
+    said = []
+    if first is not None and plan.to_try and plan.to_try[0] is not first:
+        maybe = plan.to_try[0]
+        if maybe.throughput_gain > first.throughput_gain:
+            why = _why_unsure(plan, maybe)
+            said.append(f"Try {describe(maybe.change)}: {say_gain(maybe)}; not sure: {why}.")
+    said += [f"{_begin(describe(option.change))}: {say_gain(option)}." for option in best.values()]
     said += [
         _say_repair(plan, repair)
         for repair in plan.repairs
         if not uncured
+        and repair.option is not first
         and repair.option not in plan.recommended
         and not any(_holds(other, repair) for other in plan.repairs)
     ]
     if plan.ordered is not None:
         said.append(say_order(plan.ordered))
     if not uncured and plan.overlap is not None and plan.overlap.option.fits_memory is not False:
-        said.append(_say_overlap(plan.overlap))
-    if larger is not None:
+        said.append(_say_overlap(plan, plan.overlap))
+    if larger is not None and plan.first is not None:
         words = describe(larger.change)
-        said.append(f"A larger batch, which changes training: {words}: {_gain(larger)}.")
+        said.append(f"A larger batch, which changes training: {words}: {say_gain(larger)}.")
     return said
 
 
@@ -580,11 +578,11 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     saved = show_duration(saved_ns)
     return (
         f"{slow}, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
-        f"{_gain(repair.option)}: within the noise of a run."
+        f"{say_gain(repair.option)}: within the noise of a run."
     )
 
 
-def _say_overlap(overlap: Overlap) -> str:
+def _say_overlap(plan: Plan, overlap: Overlap) -> str:
     even = overlap.break_even
     if even is None:
         pays = "it pays even if compute slows to a quarter beside messages"
@@ -593,7 +591,7 @@ def _say_overlap(overlap: Overlap) -> str:
     else:
         pays = f"it pays while compute slows by less than {show_percent(even - 1)} beside messages"
     if overlap.slowdown is None:
-        hope = "try it" if _gains(overlap.option) else "and not likely to gain"
+        hope = "try it" if overlap.option in plan.to_try else "and not likely to gain"
         return f"Transfers beside compute: unknown, {hope}; {pays}."
     seen = show_percent(overlap.slowdown - 1)
     return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."

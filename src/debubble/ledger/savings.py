@@ -16,10 +16,10 @@ from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate.engine import Engine, run_shared
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.simulate.program import NEVER_NS, Lengths, Program, Times
+from debubble.simulate.program import NEVER_NS, Lengths, Times
 from debubble.timeline.model import F64, I64, Flags
 
-SCHEDULE, HEAD_OF_LINE, ALL = "schedule", "head_of_line", "all"
+HEAD_OF_LINE, ALL = "head_of_line", "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Replays:
     measured_ns: int
     unchanged_ns: int
     without_ns: dict[str, int]
-    """By what was removed: a cause, `schedule`, `head_of_line`, or `all`."""
+    """By what was removed: a cause, `head_of_line`, or `all`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,10 @@ class Remedies:
                 for key in self._keys()
             ]
         )
+
+    def stage_faster(self, stage: int, times: float) -> Lengths:
+        """Let the passes of one stage be so many times as fast."""
+        return self._scaled([1 / times if key[0] == stage else 1.0 for key in self._keys()])
 
     def sound_workers(self, place: int | None = None) -> Lengths:
         """Let every device be as fast as those of other replicas; or let one of them."""
@@ -271,7 +275,6 @@ def replay_step(remedies: Remedies, by_cause: Mapping[_Cause, Remedy]) -> Replay
     unchanged, *windows = remedies.replay([step.lengths, *changes.values()])
     without = dict(zip(changes, windows, strict=True))
     (without[HEAD_OF_LINE],) = remedies.replay([step.lengths], queues=False)
-    without[SCHEDULE] = _with_half_the_waits(remedies, unchanged)
     return Replays(
         measured_ns=int(step.times.window_ns), unchanged_ns=unchanged, without_ns=without
     )
@@ -306,50 +309,3 @@ def replay_pairs(
         for first, second in pairs
     ]
     return dict(zip(pairs, remedies.replay(lengths), strict=True)) if pairs else {}
-
-
-def _with_half_the_waits(remedies: Remedies, window_ns: int) -> int:
-    """Return the window with twice the microbatches, which halve what waits at its begin and end.
-
-    Where ranks share a device, they slow each other as much more as they are at work more.
-    """
-    step = remedies.step
-    halved = window_ns - (window_ns - own_work(step)) // 2
-    at_work = int(step.lengths.passes.sum()) * (1 / halved - 1 / window_ns)
-    return round(halved * float(np.exp(remedies.slope * at_work)))
-
-
-def own_work(step: MeasuredStep) -> int:
-    """Return what the busiest rank would take if all it needs were always there."""
-    program, lengths = step.program, step.lengths
-    passes, messages = program.passes, program.messages
-    total = np.zeros(len(program.ranks), dtype=np.int64)
-    np.add.at(total, passes.place, lengths.passes + lengths.pass_gaps)
-    # A batch that a pass waits for costs its rank what it takes with both sides there, and so does
-    # what stands before it in its queue.
-    cost = np.zeros(len(program.batches), dtype=np.int64)
-    needed = messages.consumer >= 0
-    np.maximum.at(cost, messages.received[needed], lengths.drain[needed])
-    np.maximum.at(cost, messages.sent, lengths.sending)
-    cost[~_held_up_by(program)] = 0
-    np.add.at(total, program.batches.place, cost)
-    return int(total.max())
-
-
-def _held_up_by(program: Program) -> Flags:
-    """Tell batches that a pass waits for, and those before them that the pass waits for as well.
-
-    What was issued before an earlier pass runs beside that pass.
-    """
-    messages, batches = program.messages, program.batches
-    needed = np.flatnonzero(messages.consumer >= 0)
-    received, consumer = messages.received[needed], messages.consumer[needed]
-    holds = np.zeros(len(batches), dtype=bool)
-    holds[received] = True
-    at_once = received[program.passes.before[consumer] == batches.after[received]]
-    for row in at_once.tolist():
-        before = batches.before[row]
-        while before >= 0 and not holds[before] and batches.after[before] == batches.after[row]:
-            holds[before] = True
-            before = batches.before[before]
-    return holds

@@ -1,20 +1,17 @@
-"""A `Ledger` in → what to say first: the causes that matter, whose they are, what fixing buys.
-
-Every pipeline pays for its order and its wires: theory says how much. So what comes on top is named
-first, and these two after it; each in the order of what removing it would buy.
-"""
+"""A `Ledger` in → the causes that matter by what removing them saves, and whose they are."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
 from debubble.ledger.causes import CAUSE_OF, Cause, RootKind
 from debubble.ledger.ledger import Ledger, Saving
-from debubble.ledger.savings import ALL, HEAD_OF_LINE, SCHEDULE, Remedies
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, Remedies
 from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
 from debubble.timeline.replicas import SlowWorker
@@ -25,9 +22,6 @@ MATTERS = 0.02
 _WORTH_A_NAME = 0.005
 # What buys less than a tenth of it is little.
 LITTLE = 0.1
-# So many times an equal share is no matter of a layer more or less.
-_CLEARLY = 1.5
-OF_ANY_PIPELINE = {SCHEDULE, str(Cause.TRANSFER)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +46,16 @@ class MainCause:
 
     times_equal: float | None = None
     """Of a stage that is longer than others: how many times an equal share it takes."""
+    slower_layers: float | None = None
+    """Of a stage that is long because its layers are slow, and not because it has more of them or
+    a head: how many times as long as layers of other stages they take. `culprit_saved_ns` is what
+    layers as fast as those would save."""
 
     @property
     def buys_ns(self) -> int:
         """What is said that putting it right would save: of slow hops, their repair."""
         repair = self.culprit_saved_ns if self.slow_hops else None
         return self.saving.saved_ns if repair is None else repair
-
-    @property
-    def only_stalls(self) -> bool:
-        """Whether no hop is slow, but now this message stalls and now that."""
-        return self.cause == Cause.SLOW_LINK and not self.slow_hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +70,7 @@ class Bottleneck:
 
 
 def name_causes(ledger: Ledger) -> tuple[MainCause, ...]:
-    """Return the causes that matter: what comes on top of the schedule first.
-
-    A stage that is clearly too long comes before messages that stall now and then: a split puts
-    it right, and nobody knows how many will stall in the next run.
-    """
+    """Return the causes that matter, the largest saving first."""
     noise = max(MATTERS, abs(ledger.replay_error or 0.0))
     kept = [
         saving
@@ -90,14 +79,7 @@ def name_causes(ledger: Ledger) -> tuple[MainCause, ...]:
         and max(saving.saved_fraction, _of_slow_hops(ledger, saving)) >= noise
     ]
     named = [_name(ledger, saving) for saving in kept]
-    ordered = sorted(named, key=lambda matter: (matter.cause in OF_ANY_PIPELINE, -matter.buys_ns))
-    stalls = next((row for row, matter in enumerate(ordered) if matter.only_stalls), len(ordered))
-    for matter in [
-        matter for matter in ordered[stalls:] if (matter.times_equal or 0.0) >= _CLEARLY
-    ]:
-        ordered.remove(matter)
-        ordered.insert(stalls, matter)
-    return tuple(ordered)
+    return tuple(sorted(named, key=lambda matter: -matter.buys_ns))
 
 
 def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
@@ -108,7 +90,7 @@ def _of_slow_hops(ledger: Ledger, saving: Saving) -> float:
 
 
 def _name(ledger: Ledger, saving: Saving) -> MainCause:
-    if saving.cause == SCHEDULE or len(saving.causes) > 1:
+    if len(saving.causes) > 1:
         return MainCause(cause=saving.cause, saving=saving)
     if saving.cause in _OF_ALL_RANKS:
         return _OF_ALL_RANKS[saving.cause](ledger, saving)
@@ -130,12 +112,8 @@ def _name(ledger: Ledger, saving: Saving) -> MainCause:
     if not waits:
         return MainCause(cause=saving.cause, saving=saving)
     rank, stage, hop = max(waits, key=lambda who: waits[who])
-    times_equal = None
     if saving.cause == Cause.IMBALANCE and stage is not None:
-        costs = ledger.remedies[0].costs
-        kinds = [key for key in costs.median if key[0] == stage]
-        equal = sum(costs.equal[key] for key in kinds)
-        times_equal = sum(costs.sound[key] for key in kinds) / max(equal, 1)
+        return _name_long_stage(ledger, saving, rank, stage)
     return MainCause(
         cause=saving.cause,
         saving=saving,
@@ -143,8 +121,44 @@ def _name(ledger: Ledger, saving: Saving) -> MainCause:
         stage=stage,
         hop=hop,
         culprit_saved_ns=_saved_alone(ledger, saving.cause, rank),
-        times_equal=times_equal,
     )
+
+
+def _name_long_stage(ledger: Ledger, saving: Saving, rank: int, stage: int) -> MainCause:
+    costs = ledger.remedies[0].costs
+    kinds = [key for key in costs.median if key[0] == stage]
+    equal = sum(costs.equal[key] for key in kinds)
+    slower, saved_ns = _slower_layers(ledger, stage), None
+    if slower is not None:
+        saved_ns = ledger.saved_by(lambda remedy: remedy.stage_faster(stage, slower))
+    return MainCause(
+        cause=saving.cause,
+        saving=saving,
+        rank=rank,
+        stage=stage,
+        culprit_saved_ns=saved_ns,
+        times_equal=sum(costs.sound[key] for key in kinds) / max(equal, 1),
+        slower_layers=slower,
+    )
+
+
+def _slower_layers(ledger: Ledger, stage: int) -> float | None:
+    """Return how many times as long a stage's layers take, where that is why it is long.
+
+    layers      4    4    4    4        layers      4    4    4    4 and a head
+    a layer    2.0  2.0  4.1  2.0       a layer    2.0  2.0  2.0  2.0 and 3.0
+    stage 2 is long: its layers are     stage 3 is long: it has a head
+    """
+    every = {layers.stage: layers for rank in ledger.ranks for layers in rank.layers}
+    mine = every.pop(stage, None)
+    others = [layers for layers in every.values() if layers.layers]
+    if mine is None or not mine.layers or not others:
+        return None
+    usual_ns = median(layers.layer_ns for layers in others)
+    slower_ns = mine.layers * (mine.layer_ns - usual_ns)
+    more_ns = usual_ns * (mine.layers - median(layers.layers for layers in others))
+    more_ns += mine.rest_ns - median(layers.rest_ns for layers in others)
+    return mine.layer_ns / usual_ns if slower_ns > max(more_ns, 0) else None
 
 
 def _name_collectives(ledger: Ledger, saving: Saving) -> MainCause:

@@ -93,7 +93,7 @@ def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) 
         low=low,
         high=middle * exp(hypot(log((1 + there.throughput_high) / middle), unsure)) / now - 1,
         rank=None,
-        guess=plan.is_guess(option),
+        guess=bool(plan.unseen(option)),
         changes_training=plan.changes_training(option),
-        sure=low > WORTH and there.fits_memory is not False and not plan.is_guess(option),
+        sure=low > WORTH and there.fits_memory is not False and not plan.unseen(option),
     )

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Literal
 
 from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.plan.baseline import Baseline, even_split
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
-from debubble.plan.lever import ALL, OwnOption, Permissions, Refusal, Start
+from debubble.plan.lever import ALL, Lever, OwnOption, Permissions, Refusal, Start
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.defer import UNSEEN
 from debubble.plan.levers.link import Repair
@@ -52,6 +53,11 @@ _MOST_PASSES = 50_000
 WORTH_A_TRY = 0.03
 
 
+Advice = Literal["yes", "try", "maybe", "noise", "no"]
+"""Sure to gain; should, and the run cannot show it; should, and its interval includes no gain;
+within the noise of a run; loses."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What could be done, the most promising first."""
@@ -81,21 +87,15 @@ class Plan:
     @property
     def recommended(self) -> tuple[Option, ...]:
         """The options whose gain is beyond the noise, and that fit."""
-        return tuple(
-            option
-            for option in self.options
-            if option.throughput_low > WORTH and not self.is_guess(option)
-        )
+        return tuple(option for option in self.options if self.advice(option) == "yes")
 
     @property
-    def unsure(self) -> tuple[Option, ...]:
-        """The options that should gain and fit, but may be noise."""
+    def to_try(self) -> tuple[Option, ...]:
+        """The options that should gain, and are not sure to; none that changes training."""
         return tuple(
             option
             for option in self.options
-            if option.throughput_gain > 0
-            and option.throughput_low <= WORTH
-            and not self.is_guess(option)
+            if self.advice(option) in {"try", "maybe"} and not self.changes_training(option)
         )
 
     @property
@@ -104,18 +104,9 @@ class Plan:
         return next((one for one in self.recommended if not self.changes_training(one)), None)
 
     @property
-    def cut_to_try(self) -> Option | None:
-        """What gains most by cutting backward passes, where nothing tells what weights take."""
-        return next(
-            (
-                one
-                for one in self.options
-                if cuts_untold(self.baseline, one.change)
-                and one.throughput_low > WORTH
-                and not self.changes_training(one)
-            ),
-            None,
-        )
+    def first(self) -> Option | None:
+        """What the plan begins with: what is sure to gain, else fits, else is worth a try."""
+        return self.best or self.remedy or next(iter(self.to_try), None)
 
     @property
     def remedy(self) -> Option | None:
@@ -127,29 +118,37 @@ class Plan:
         if over is None or over <= 0:
             return None
         fits = [one for one in self.options if one.fits_memory and not self.changes_training(one)]
-        return max(
-            fits, key=lambda one: (not self.is_guess(one), one.throughput_gain), default=None
-        )
+        return max(fits, key=lambda one: (not self.unseen(one), one.throughput_gain), default=None)
 
     def changes_training(self, option: Option) -> bool:
         """Tell whether an option trains with a larger global batch, which nobody asked for."""
         return option.change.grows_batch and not self.batch_may_grow
 
-    def is_guess(self, option: Option) -> bool:
-        """Tell whether the run cannot show what an option does.
+    def advice(self, option: Option) -> Advice:
+        """Return whether to do it."""
+        unseen = self.unseen(option)
+        if option.throughput_low > WORTH and not unseen:
+            return "yes"
+        if option.throughput_gain >= WORTH_A_TRY:
+            return "try" if unseen else "maybe"
+        loses = option.throughput_gain <= 0 if unseen else option.throughput_high < 0
+        return "no" if loses else "noise"
 
-        Of one size of microbatches nothing tells surely what smaller ones take; where kernels do
-        not tell weight gradients from input gradients, nothing what cutting them apart does; and no
-        recording shows deferred receives, which torch 2.11 does not have.
-        """
-        unseen = self.overlap is not None and self.overlap.slowdown is None
-        no_memory = option.lever == "recompute" and option.headroom is None
+    def unseen(self, option: Option) -> str:
+        """Return why the run cannot show what an option does; empty where it can."""
+        if option.change.defer_receives:
+            return "no recording shows deferred receives"
+        if cuts_untold(self.baseline, option.change):
+            return "the run does not show how much of a backward pass weight gradients take"
+        if self.overlap is not None and self.overlap.slowdown is None and option.lever == "overlap":
+            return "nothing overlaps in this run"
+        if option.lever == "recompute" and option.headroom is None:
+            return "the traces do not tell how memory grows"
         pooled = self.baseline.pooled
         two_sizes = pooled is not None and not pooled.same_tokens
-        smaller = self.baseline.microbatch_scale(option.change) < 1
-        if option.change.defer_receives or cuts_untold(self.baseline, option.change):
-            return True
-        return (option.lever == "overlap" and unseen) or no_memory or (smaller and not two_sizes)
+        if self.baseline.microbatch_scale(option.change) < 1 and not two_sizes:
+            return "the run has microbatches of one size (add one of another size with --also)"
+        return ""
 
     def baseline_for(self, option: Option) -> Baseline:
         """Return what an option was weighed on: the run, or the run with a link repaired."""
@@ -233,6 +232,36 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedLever:
+    """What one lever would do to a run, as a whole plan weighs it."""
+
+    options: tuple[Option, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    trains: bool = True
+    """Whether the run has backward passes: then a larger global batch changes training."""
+    unpriced: str = ""
+    """Why nothing is predicted from this run; empty where it is."""
+
+
+def price_lever(baseline: Baseline, timeline: Timeline, lever: Lever) -> PricedLever:
+    """Weigh one lever alone, exactly as `make_plan` does."""
+    if baseline.no_fit is not None:
+        return PricedLever(unpriced=baseline.no_fit.message)
+    sieve = _Sieve(
+        start=Start(baseline=baseline, timeline=timeline),
+        allowed=Permissions(framework=baseline.framework, empty_ends=True),
+    )
+    if lever.key == "split":
+        sieve.find_partition()
+    options = [weigh(baseline, idea) for idea in sieve.keep(lever.ideas(sieve.start))]
+    return PricedLever(
+        options=tuple(options),
+        refused=(*sieve.refused, *sieve.left_out),
+        trains=baseline.trains,
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class _Sieve:
     """What is worth a closer look, and what becomes of the rest, as it is found."""
@@ -249,6 +278,34 @@ class _Sieve:
 
     def ideas(self) -> list[Idea]:
         """Return what is to be weighed: each lever alone, and the best together."""
+        allowed = self.allowed
+        self.find_partition()
+        alone: dict[str, list[Idea]] = {}
+        schedules: list[Idea] = []
+        for lever in LEVERS:
+            alone[lever.key] = []
+            if allowed.bars(lever.key) or (lever.key == "order" and not self._takes_orders()):
+                continue
+            if lever.probe is None or self._can_be_told(lever.key, lever.probe):
+                alone[lever.key] = self.keep(lever.ideas(self.start))
+            if lever.key == "schedule":
+                schedules = self._best_with_split(alone[lever.key])
+            if lever.shown is not None:
+                alone[lever.key] = self.most(alone[lever.key], lever.shown)
+        ideas = [idea for found in alone.values() for idea in found]
+        # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
+        kinds: dict[tuple[bool, Hold, bool], list[Idea]] = {}
+        for idea in self.keep(_together(self.start, schedules, allowed.hold)):
+            change = idea.change
+            kind = change.microbatches is not None, change.hold, bool(change.defer_receives)
+            kinds.setdefault(kind, []).append(idea)
+        for (counted, hold, _), alike in kinds.items():
+            # How cut microbatches fare is the least sure: one of them is enough.
+            ideas += self.most(alike, 1 if counted and hold == "batch" else _SHOWN)
+        return ideas
+
+    def find_partition(self) -> None:
+        """Find the best split, or remember why there is none."""
         baseline, allowed = self.start.baseline, self.allowed
         if allowed.split and self._can_be_told("split", Change(split=baseline.source.split)):
             ends = allowed.empty_ends and self._can_have_empty_ends()
@@ -257,29 +314,6 @@ class _Sieve:
                 self.start = replace(self.start, partition=found, empty_ends=ends)
             except (UsageError, NoSplitFits) as error:
                 self.refuse(Idea(lever="split", change=Change()), error.with_cure)
-        alone: dict[str, list[Idea]] = {}
-        schedules: list[Idea] = []
-        for lever in LEVERS:
-            alone[lever.key] = []
-            if allowed.bars(lever.key) or (lever.key == "order" and not self._takes_orders()):
-                continue
-            if lever.probe is None or self._can_be_told(lever.key, lever.probe):
-                alone[lever.key] = self._keep(lever.ideas(self.start))
-            if lever.key == "schedule":
-                schedules = self._best_with_split(alone[lever.key])
-            if lever.shown is not None:
-                alone[lever.key] = self.most(alone[lever.key], lever.shown)
-        ideas = [idea for found in alone.values() for idea in found]
-        # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
-        kinds: dict[tuple[bool, Hold, bool], list[Idea]] = {}
-        for idea in self._keep(_together(self.start, schedules, allowed.hold)):
-            change = idea.change
-            kind = change.microbatches is not None, change.hold, bool(change.defer_receives)
-            kinds.setdefault(kind, []).append(idea)
-        for (counted, hold, _), alike in kinds.items():
-            # How cut microbatches fare is the least sure: one of them is enough.
-            ideas += self.most(alike, 1 if counted and hold == "batch" else _SHOWN)
-        return ideas
 
     def _can_have_empty_ends(self) -> bool:
         """Tell whether the framework can be told of a stage without layers."""
@@ -316,7 +350,7 @@ class _Sieve:
         self.left_out.append(Refusal(lever=lever, change=change, reason=why.message))
         return False
 
-    def _keep(self, found: Iterable[Idea | OwnOption | Refusal]) -> list[Idea]:
+    def keep(self, found: Iterable[Idea | OwnOption | Refusal]) -> list[Idea]:
         """Keep what is allowed and may fit, before any time is spent on it."""
         baseline, allowed = self.start.baseline, self.allowed
         ideas = []

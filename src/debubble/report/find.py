@@ -23,6 +23,7 @@ from debubble.answers.ledger import (
     worth_columns,
 )
 from debubble.answers.links import HopPart
+from debubble.answers.microbatches import say_microbatches
 from debubble.answers.replicas import ReplicasPart
 from debubble.ledger.causes import Cause
 from debubble.ledger.savings import ALL
@@ -33,8 +34,10 @@ from debubble.units import (
     UNKNOWN,
     counted,
     show_bytes,
+    show_change,
     show_count,
     show_gain,
+    show_gains,
     show_known,
     show_largest,
     show_members,
@@ -83,6 +86,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         _say_profiler(found),
         _say_shape(found),
         _say_outside(found),
+        *_say_no_more_microbatches(found),
         *(say_rates(found.rates) if saving_tables(found) else ()),
     ]
     page.notes = [note for note in notes if note]
@@ -185,7 +189,37 @@ def saving_tables(found: FindAnswer) -> list[Table]:
         )
         for saving in worth
     ]
+    return [table, *_microbatch_table(found)]
+
+
+def _microbatch_table(found: FindAnswer) -> list[Table]:
+    """Lay out what twice the microbatches would do, as `plan` has it."""
+    more = found.more_microbatches
+    if more is None or not more.options:
+        return []
+    table = Table(
+        columns=("with", "batch latency", "throughput", "80 % interval"),
+        title="what more microbatches would do, by simulating them as plan does",
+    )
+    table.add("as it is", show_seconds(found.numbers.batch_latency_s or 0.0), "", "")
+    for option in more.options:
+        low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
+        table.add(
+            say_microbatches(option),
+            show_seconds(option.batch_latency_s),
+            show_change(option.throughput_gain_fraction),
+            show_gains(low, high),
+        )
     return [table]
+
+
+def _say_no_more_microbatches(found: FindAnswer) -> list[str]:
+    """Say why more microbatches are not priced."""
+    more = found.more_microbatches
+    if more is None:
+        return []
+    unpriced = [more.unpriced] if more.unpriced else []
+    return [f"more microbatches, not predicted: {why}" for why in (*unpriced, *more.refused)]
 
 
 def _phase_table(found: FindAnswer) -> Table:

@@ -113,7 +113,7 @@ def improve_once(
     )
     longest = longest_stage(before)
     # Noise makes intervals wide; whether the option gains is seen when it is run.
-    option = next(iter((*plan.recommended, *plan.unsure)), None)
+    option = next(iter((*plan.recommended, *plan.to_try)), None)
     if option is None:
         if _disturbed(before) or longest[1] > _STANDS_OUT:
             raise _busy(f"stage {longest[0]} takes {longest[1]:.1f} times the others", before)

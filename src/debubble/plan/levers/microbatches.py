@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
@@ -17,8 +18,16 @@ HOLDS: tuple[Hold, ...] = ("batch", "microbatch")
 
 def ideas(start: Start) -> Iterator[Idea | Refusal]:
     """Yield counts: twice and four times as many, with larger batches or smaller."""
-    baseline = start.baseline
-    for count in counts(baseline, start.most_microbatches):
+    yield from _with_counts(start.baseline, counts(start.baseline, start.most_microbatches))
+
+
+def doubled(start: Start) -> Iterator[Idea | Refusal]:
+    """Yield twice the microbatches: the same global batch cut finer, and a larger one."""
+    yield from _with_counts(start.baseline, [2 * start.baseline.source.microbatches])
+
+
+def _with_counts(baseline: Baseline, counts: Iterable[int]) -> Iterator[Idea | Refusal]:
+    for count in counts:
         for hold in HOLDS:
             change = Change(microbatches=count, hold=hold)
             if cuts_evenly(baseline, change):
@@ -57,3 +66,5 @@ def words(change: Change) -> str:
 
 
 LEVER = Lever(key="microbatches", position=40, ideas=ideas, words=words)
+DOUBLED = replace(LEVER, ideas=doubled)
+"""What `find` asks of it."""
