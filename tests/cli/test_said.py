@@ -80,6 +80,6 @@ def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):
     assert "there may be 2,048 ranks" in text
     assert code == 2
     code, text = said(f"simulate {H200}/1f1b_p2_m4 --microbatches 100000", tmp_path)
-    assert text.startswith("error: 100,000 microbatches are more than can be simulated")
-    assert "ranks x chunks x microbatches may be 50,000" in text
+    assert text.startswith("error: 100,000 microbatches on 2 stages are more than can be simulated")
+    assert "stages x microbatches may be 50,000" in text
     assert code == 2
