@@ -5,7 +5,6 @@ A record is there once `add` has returned, whatever is killed afterwards.
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from debubble.errors import Code, Gap, MissingExtra, RunNotFound, StoreAway, StoreError
+from debubble.errors import (
+    Code,
+    Gap,
+    MissingExtra,
+    RunNotFound,
+    StoreAway,
+    StoreError,
+    mask_secrets,
+)
 from debubble.measure.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -29,9 +36,6 @@ _BUSY_S = 60
 # Only the very first processes of a new file race for its journal mode.
 _TRIES = 50
 _PAUSE_S = 0.1
-# `//user:password@`, up to the last @: who forgets to write one in a password as %40 still has it.
-_PASSWORD = re.compile(r"(//[^:/@?]*):[^/?]*@")
-_SECRET = re.compile(r"(?i)([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*")
 # A server that does not answer by then is not there.
 _CONNECT_S = 10
 
@@ -68,7 +72,7 @@ class Store:
         from debubble.measure import store_schema  # noqa: PLC0415 (SQLAlchemy is an extra)
 
         self._schema = store_schema
-        self.url = shown_url(url)
+        self.url = mask_secrets(url)
         try:
             self._migrate()
         except StoreAway:
@@ -317,13 +321,7 @@ def _prepare_to_read(raw: Any) -> None:
 
 def _no_store(url: str) -> StoreError:
     hint = "write it as sqlite:///history.db or postgresql://user@host/name"
-    return StoreError(f"{shown_url(url)!r} is no store", hint=hint)
-
-
-def shown_url(url: str) -> str:
-    """Return a store's URL as it may be shown: without the password, wherever one stands in it."""
-    hidden = _PASSWORD.sub(r"\1:***@", url)
-    return _SECRET.sub(r"\1***", hidden)
+    return StoreError(f"{mask_secrets(url)!r} is no store", hint=hint)
 
 
 def default_url(environment: Mapping[str, str], home: Path) -> str:

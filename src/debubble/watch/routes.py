@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from debubble.errors import MissingExtra, StoreError, WatchError
+from debubble.errors import MissingExtra, StoreError, WatchError, mask_secrets
 from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 from debubble.watch.config import Config, Listen, is_loopback
 from debubble.watch.journal import Journal
@@ -458,7 +458,7 @@ def _page(body: bytes) -> Answer:
 
 def _data(data: dict[str, Any]) -> Answer:
     text = json.dumps({"schema": SCHEMA, **data}, allow_nan=False)
-    return Answer(body=text.encode() + b"\n", kind=_JSON)
+    return Answer(body=mask_secrets(text).encode() + b"\n", kind=_JSON)
 
 
 def _problem(status: int, words: str, **headers: str) -> Answer:
