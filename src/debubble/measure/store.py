@@ -5,10 +5,11 @@ A record is there once `add` has returned, whatever is killed afterwards.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,7 +181,10 @@ class Store:
                 created_at(row.created_s)
                 measurement = msgspec.json.decode(row.data, type=Measurement)
                 records.append(msgspec.convert({**kept, "measurement": measurement}, type=Record))
-            except (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError) as error:
+            except (
+                *(msgspec.MsgspecError, TypeError, ValueError),
+                *(ArithmeticError, RecursionError),
+            ) as error:
                 why = f"record {row.id} of the history, {row.name!r}, is damaged: {error}"
                 damaged.append(Gap(code=Code.DAMAGED_RECORD, message=why))
         return tuple(records), tuple(damaged)
@@ -287,6 +291,8 @@ def _connect(url: str, sleep: Callable[[float], None], reading: str = "") -> Eng
     if reading and address.database and not address.database.startswith("file:"):
         place = quote(str(Path(address.database).resolve()))
         address = sqlalchemy.engine.make_url(f"sqlite:///file:{place}?{reading}&uri=true")
+    if address.database and not reading:
+        _make_private(address.database)
     engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_S})
     # A transaction that reads first and writes later could not wait for its turn.
     begin = "BEGIN" if reading else "BEGIN IMMEDIATE"
@@ -296,6 +302,13 @@ def _connect(url: str, sleep: Callable[[float], None], reading: str = "") -> Eng
         sqlalchemy.event.listen(engine, "connect", lambda raw, _: _prepare(raw, sleep))
     sqlalchemy.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
+
+
+def _make_private(file: str) -> None:
+    """Make a file that is not there yet for its owner alone; what SQLite puts beside it follows."""
+    if file != ":memory:" and not file.startswith("file:"):
+        with suppress(OSError):  # it is there, or cannot be: SQLite says why
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _prepare(raw: Any, sleep: Callable[[float], None]) -> None:

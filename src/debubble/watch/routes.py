@@ -65,6 +65,7 @@ class Request:
     method: str
     path: str
     headers: dict[str, str]
+    query: str = ""
     body: bytes = b""
 
 
@@ -217,9 +218,11 @@ class _Connection:
             body += event.data
             if len(body) > BODY_BYTES:
                 raise _Refused(413, "the body is too large")
+        path, _, query = head.target.decode("latin-1").partition("?")
         return Request(
             method=head.method.decode("latin-1"),
-            path=head.target.decode("latin-1").partition("?")[0],
+            path=path,
+            query=query,
             headers=headers,
             body=body,
         )
@@ -314,7 +317,7 @@ class Routes:
     async def answer(self, request: Request) -> Answer:
         """Answer one request; whatever it is, it is answered."""
         try:
-            refusal = self._refuse(request)
+            refusal = self._refuse(request) or _refuse_parameters(request)
             if refusal is not None:
                 return refusal
             if request.method not in {"GET", "HEAD", "POST"}:
@@ -422,6 +425,12 @@ class Routes:
         if done:
             self.refresh()
         return done
+
+
+def _refuse_parameters(request: Request) -> Answer | None:
+    if not (request.query and request.path.startswith("/api/")):
+        return None
+    return _problem(400, "nothing here takes parameters: leave out what follows the ?")
 
 
 def _token(request: Request) -> str:
