@@ -282,6 +282,8 @@ class TraceFile:
     """The name of its format; what is none, by what it is."""
     rank: int | None = None
     world_size: int | None = None
+    recorded_s: float | None = None
+    """When its first event began, in seconds since 1970."""
     why_not: TraceError | None = None
     """For what is no trace: how to say so."""
     head: Head | None = None
