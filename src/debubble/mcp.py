@@ -279,7 +279,8 @@ class Tools:
     def _inspect(self, asked: OfRun) -> tuple[Answer, str]:
         places = [self.folders.place(word) for word in asked.traces]
         run = inspect_run(find_run(places, capture=asked.capture), Means())
-        return answer_inspect(run), _then("find", asked.traces)
+        answer = answer_inspect(run)
+        return answer, _then("find", asked.traces) if answer.holds_pipeline else ""
 
     def _find(self, asked: OfStep) -> tuple[Answer, str]:
         try:
@@ -287,7 +288,7 @@ class Tools:
         except NoPipelineIn as why:
             if not why.run.ranks:
                 raise
-            return answer_no_pipeline(why), _then("inspect", asked.traces)
+            return answer_no_pipeline(why), ""
         slow = any(hop.verdict == "slow" for hop in answer.hops)
         return answer, _then("links" if slow else "plan", asked.traces)
 
