@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 
@@ -15,7 +15,10 @@ from support.requirements import need_package
 from support.traces.recordings import H200
 
 from debubble.errors import UsageError
-from debubble.mcp import MOST_BYTES, Folders, Server, Tools
+
+mcp = need_package("mcp")
+
+from debubble.mcp import Folders, Tools, build_server
 
 TOOLS = ["inspect", "find", "links", "plan", "simulate", "compare"]
 RUN = "1f1b_p3_m7"
@@ -28,15 +31,14 @@ def tools():
 
 def call(tools, name, **arguments):
     result = tools.call(name, arguments)
-    [content] = result["content"]
-    assert json.loads(content["text"]) == result["structuredContent"]
-    return result["isError"], result["structuredContent"]
+    [content] = result.content
+    assert json.loads(content.text) == result.structured_content
+    return result.is_error, result.structured_content
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 def test_the_official_client_goes_from_traces_to_a_change(mode):
-    mcp = need_package("mcp")
     server = mcp.StdioServerParameters(
         command=sys.executable,
         args=["-m", "debubble", "mcp", str(H200)],
@@ -45,6 +47,7 @@ def test_the_official_client_goes_from_traces_to_a_change(mode):
 
     async def drive():
         async with mcp.Client(mcp.stdio_client(server), mode=mode) as client:
+            assert str(H200) in client.instructions
             assert [tool.name for tool in (await client.list_tools()).tools] == TOOLS
             name, asked, seen = "inspect", {"traces": [RUN]}, []
             while len(seen) < 4:
@@ -71,94 +74,127 @@ def test_the_official_client_goes_from_traces_to_a_change(mode):
     assert outside.is_error
 
 
-def lines(*messages):
-    return b"".join(
-        message if isinstance(message, bytes) else f"{json.dumps(message)}\n".encode()
-        for message in messages
-    )
-
-
-def talk(*messages):
-    """Return what is answered at once: calls of tools come later."""
-    sink = io.BytesIO()
-    Server([H200], io.BytesIO(lines(*messages)), sink).serve()
-    return [json.loads(line) for line in sink.getvalue().splitlines()]
-
-
-def asked(method, number=1, **params):
-    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-
-
-@pytest.mark.parametrize(
-    ("offered", "agreed"),
-    [("2025-06-18", "2025-06-18"), ("2024-11-05", "2024-11-05"), ("1999-01-01", "2025-11-25")],
+HANDSHAKE = (
+    (
+        b'{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18",'
+        b'"capabilities":{},"clientInfo":{"name":"raw","version":"0"}}}'
+    ),
+    b'{"jsonrpc":"2.0","method":"notifications/initialized"}',
 )
-def test_a_client_and_the_server_agree_on_a_revision(offered, agreed):
-    [answer] = talk(asked("initialize", protocolVersion=offered))
-    assert answer["result"]["protocolVersion"] == agreed
-    assert str(H200) in answer["result"]["instructions"]
 
 
+@pytest.mark.slow
 def test_hostile_lines_are_answered_and_the_next_one_as_well():
-    answers = talk(
-        b"no json\n",
-        b"[" * 100_000 + b"\n",
-        b"x" * (MOST_BYTES + 10) + b"\n",
-        b"\n",
-        [1, 2],
-        {"jsonrpc": "2.0", "method": "notifications/initialized"},
-        {"jsonrpc": "2.0", "id": 9, "result": {}},
-        asked("resources/list", 2),
-        asked("tools/call", 3, name="rm"),
-        {"jsonrpc": "2.0", "id": 4, "method": "ping", "params": "none"},
+    hostile = (
+        b'{"jsonrpc":"2.0","id":NaN,"method":"ping"}',  # an id that JSON has not: a notification
+        b'{"jsonrpc":"2.0","id":1,"method":5}',
+        b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":["find"]}}',
+        b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"rm"}}',
+        b'{"jsonrpc":"2.0","id":4,"method":"resources/list"}',
+        b'{"jsonrpc":"2.0","id":5,"method":"ping","params":"none"}',
+        b"[1, 2]",
+        b"no json",
+        b"[" * 100_000,
+        b"\xff\xfe",
+        b"x" * 2_000_000,
     )
-    codes = [answer.get("error", {}).get("code") for answer in answers]
-    assert codes == [-32700, -32700, -32600, -32600, -32601, -32602, None]
-    assert answers[-1] == {"jsonrpc": "2.0", "id": 4, "result": {}}
-
-
-def test_a_ping_is_answered_while_traces_are_read():
-    reads, sink = os.pipe()
-    source, writes = os.pipe()
-    with os.fdopen(sink, "wb") as out, os.fdopen(source, "rb") as given:
-        server = Server([H200], given, out)
-        release = threading.Event()
-        server.tools.call = lambda *_: {"content": []} if release.wait() else {}
-        serving = threading.Thread(target=server.serve)
-        serving.start()
-        with os.fdopen(writes, "wb") as client, os.fdopen(reads, "rb") as answers:
-            client.write(lines(asked("tools/call", 1, name="find"), asked("ping", 2)))
-            client.flush()
-            assert json.loads(answers.readline())["id"] == 2
-            release.set()
-            assert json.loads(answers.readline())["id"] == 1
-            client.close()
-            serving.join()
-
-
-def test_a_call_that_was_called_off_is_not_answered():
-    server = Server([H200], io.BytesIO(), io.BytesIO())
-    server._answer(1, "tools/call", {"name": "find"})
-    server._take(
-        lines(
-            {
-                "jsonrpc": "2.0",
-                "method": "notifications/cancelled",
-                "params": {"requestId": 1},
-            }
-        )
+    lines = (*HANDSHAKE, *hostile, b'{"jsonrpc":"2.0","id":6,"method":"ping"}')
+    served = subprocess.run(
+        [sys.executable, "-m", "debubble", "mcp", str(H200)],
+        input=b"\n".join((*lines, b"")),
+        capture_output=True,
+        check=True,
+        timeout=60,
     )
-    assert server.waited_for == set()
+    answers = [json.loads(line) for line in served.stdout.splitlines()]
+    codes = sorted(
+        (-1 if answer["id"] is None else answer["id"], answer.get("error", {}).get("code"))
+        for answer in answers
+        if answer["id"] != 0
+    )
+    unreadable = [-32700] * 4 + [-32600]
+    assert codes == [
+        *((-1, code) for code in unreadable),
+        (1, -32600),
+        (2, -32602),
+        (3, -32602),
+        (4, -32601),
+        (5, -32600),
+        (6, None),
+    ]
+    assert not served.stderr
+
+
+@pytest.mark.slow
+def test_a_client_that_is_gone_ends_the_server_without_a_word():
+    with subprocess.Popen(
+        [sys.executable, "-m", "debubble", "mcp", str(H200)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as server:
+        server.stdin.write(b"\n".join((*HANDSHAKE, b"")))
+        server.stdin.flush()
+        assert b"debubble" in server.stdout.readline()
+        server.stdout.close()
+        server.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n')
+        server.stdin.close()
+        assert (server.wait(timeout=60), server.stderr.read()) == (0, b"")
+
+
+def talk(tools, talking):
+    """Let the official client talk to the tools, in this process."""
+
+    async def connect():
+        async with mcp.Client(build_server(tools), mode="legacy") as client:
+            return await talking(client)
+
+    return asyncio.run(connect())
+
+
+def test_calls_run_one_after_the_other_and_tools_are_listed_meanwhile(tools, monkeypatch):
+    order, reading, release = [], threading.Event(), threading.Event()
+    answer = tools.call("inspect", {"traces": [RUN]})
+
+    def slow(name, _arguments):
+        order.append(f"{name} begins")
+        reading.set()
+        assert release.wait(timeout=60)
+        order.append(f"{name} ends")
+        return answer
+
+    async def talking(client):
+        calls = [
+            asyncio.ensure_future(client.call_tool(name, {"traces": [RUN]}))
+            for name in ("find", "plan")
+        ]
+        await asyncio.to_thread(reading.wait)
+        await client.list_tools()
+        order.append("tools are listed")
+        release.set()
+        await asyncio.gather(*calls)
+
+    monkeypatch.setattr(tools, "call", slow)
+    talk(tools, talking)
+    assert order == ["find begins", "tools are listed", "find ends", "plan begins", "plan ends"]
+
+
+def test_an_unknown_tool_is_refused_with_the_names_there_are(tools):
+    async def talking(client):
+        with pytest.raises(mcp.MCPError, match="no tool 'rm'; one of inspect, find"):
+            await client.call_tool("rm", {})
+
+    talk(tools, talking)
 
 
 def test_every_tool_says_what_it_takes_and_that_it_only_reads(tools):
-    listed = {tool["name"]: tool for tool in tools.listed()}
+    listed = {tool.name: tool for tool in tools.listed()}
     assert list(listed) == TOOLS
     for tool in listed.values():
-        assert tool["annotations"]["readOnlyHint"]
-        assert tool["inputSchema"]["type"] == "object"
-        assert tool["inputSchema"]["additionalProperties"] is False
-        assert "$ref" not in json.dumps(tool["inputSchema"])
+        assert tool.annotations.read_only_hint
+        assert tool.input_schema["type"] == "object"
+        assert tool.input_schema["additionalProperties"] is False
+        assert "$ref" not in json.dumps(tool.input_schema)
 
 
 def test_wrong_arguments_are_told_as_an_answer(tools):

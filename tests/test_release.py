@@ -22,7 +22,10 @@ import debubble
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # What the core must do without, wherever it is installed.
-ANNEXES = ("torch", "pandas", "sqlalchemy", "distributed", "pyarrow", "h11", "prometheus_client")
+ANNEXES = (
+    *("torch", "pandas", "sqlalchemy", "distributed", "pyarrow", "h11", "prometheus_client"),
+    *("mcp", "mcp_types", "anyio", "pydantic"),
+)
 
 
 def tool(name):
@@ -144,14 +147,23 @@ import debubble
 run = debubble.analyse({run!r})
 debubble.find(run); debubble.links(run); debubble.plan(run); debubble.simulate(run, microbatches=14)
 debubble.compare(run, run)
-import debubble.mcp
+from debubble.cli import main
+sys.exit(main(["mcp", {run!r}]))
 """
 
 
 @pytest.mark.slow
-def test_the_core_does_without_torch_pandas_and_sqlalchemy():
+def test_the_core_does_without_any_extra_and_an_agent_is_told_which_to_install():
     program = WITHOUT.format(annexes=ANNEXES, run=str(H200 / "1f1b_p2_m4"))
-    subprocess.run([sys.executable, "-c", program], check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "error: serving agents needs the package mcp",
+        "",
+        "hint: pip install 'debubble[mcp]'",
+    ]
 
 
 @pytest.mark.slow
@@ -161,7 +173,7 @@ def test_help_imports_click_and_no_verb():
         "sys.argv = ['debubble', '--help']\n"
         "with contextlib.suppress(SystemExit): runpy.run_module('debubble', run_name='__main__')\n"
         "own = sorted(n for n in sys.modules if n.startswith('debubble'))\n"
-        "print(own, [n for n in ('numpy', 'msgspec', 'rich', 'fsspec') if n in sys.modules])"
+        "print(own, [n for n in ('numpy', 'msgspec', 'rich', 'fsspec', 'mcp') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", look], check=True, capture_output=True, text=True)
     *_, last = done.stdout.splitlines()

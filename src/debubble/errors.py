@@ -28,8 +28,27 @@ DebubbleError            anything debubble says no to; printed as `error:` and `
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
+
+# `//user:password@`, up to the last @: who forgets to write one in a password as %40 still has it.
+# Digits alone up to a slash are a port.
+_PASSWORD = re.compile(r"""(//[^:/@?#\s"']*):(?![0-9]*(?:[/?#\s"']|$))[^\s"'<>]*@""")
+# A name alone is a token where browsers would send it.
+_TOKEN = re.compile(r"""(?i)(https?://)[^:/@?#\s"']+@""")
+# What follows it in a sentence is not part of its value.
+_PARAMETER = re.compile(
+    r"""(?ix) ([?&;][^=&?\s"']*(?:pass|secret|token|key|sig|credential|auth)[^=&\s"']*=)
+    [^&\#\s"'<>]*? (?=[,:;.)\]]*(?:[&\#\s"'<>]|$))"""
+)
+
+
+def mask_secrets(text: str) -> str:
+    """Return a text as it may be shown: URLs in it without passwords, tokens and signatures."""
+    if "//" not in text:
+        return text
+    return _PARAMETER.sub(r"\1***", _TOKEN.sub(r"\1***@", _PASSWORD.sub(r"\1:***@", text)))
 
 
 class DebubbleError(Exception):
@@ -45,7 +64,7 @@ class DebubbleError(Exception):
         self.rank = rank
 
     def __str__(self) -> str:
-        return f"{place(self.file, self.rank)}{self.message}"
+        return mask_secrets(f"{place(self.file, self.rank)}{self.message}")
 
     @property
     def with_cure(self) -> str:
@@ -259,7 +278,7 @@ class Gap:
     rank: int | None = None
 
     def __str__(self) -> str:
-        return f"{place(self.file, self.rank)}{self.message}"
+        return mask_secrets(f"{place(self.file, self.rank)}{self.message}")
 
 
 def as_gap(error: DebubbleError, *, code: Code) -> Gap:

@@ -141,7 +141,7 @@ def read_requests(file: str) -> list[tuple[int, int]]:
             rows = list(csv.DictReader(io.StringIO(text)))
         lengths = [(_length(row, _PROMPTS), _length(row, _OUTPUTS)) for row in rows]
         problem = "" if lengths else "it has no rows"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         lengths, problem = [], str(error)
     if problem:
         raise UsageError(
@@ -251,7 +251,7 @@ class _Asking:
             raise CaptureError(
                 f"{self.parts.geturl()}: {error}", hint="does the server run?"
             ) from error
-        except (ValueError, KeyError, IndexError, TypeError, http.client.HTTPException):
+        except (ValueError, LookupError, TypeError, RecursionError, http.client.HTTPException):
             return None
         finally:
             connection.close()

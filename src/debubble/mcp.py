@@ -1,27 +1,45 @@
-"""Lines of JSON-RPC in → verbs as tools of the Model Context Protocol, for agents.
+"""Calls of an agent in → verbs as tools of the Model Context Protocol, on the official package.
 
-Written out here, for it is small: `initialize`, `ping`, `tools/list`, `tools/call`, and
-notifications. One thread reads, so that a ping is answered while another thread reads traces.
-Tools read and nothing else. They see the folders that they are given, wherever links lead.
+Tools read and nothing else. They see the folders that they are given, wherever links lead. One
+call runs at a time, in a thread, so that a ping is answered while traces are read.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import stat
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
+import anyio
+import anyio.to_thread
 import msgspec
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    CallToolRequestParams,
+    CallToolResult,
+    ErrorData,
+    JSONRPCError,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+from pydantic import ValidationError
 
 from debubble import __version__, api
 from debubble.analysis import Analysis
-from debubble.answers.base import Answer, answer_error, json_text
+from debubble.answers.base import Answer, answer_error
 from debubble.answers.brief import brief_of
 from debubble.answers.inspect import answer_inspect, answer_no_pipeline
 from debubble.answers.server_plan import (
@@ -36,12 +54,6 @@ from debubble.plan.emit import EMITTERS
 from debubble.schedules import SCHEDULES
 from debubble.trace.run import find_run
 from debubble.trace.source import is_url
-
-# Revisions that begin with `initialize`; a client that offers another is offered the newest.
-PROTOCOLS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
-# A question is a few paths: what is longer is no question.
-MOST_BYTES = 1024 * 1024
-NOT_JSON, NOT_A_REQUEST, NO_METHOD, WRONG_WORDS = -32700, -32600, -32601, -32602
 
 _GLOB = frozenset("*?[")
 
@@ -221,39 +233,39 @@ class Tools:
             ),
         }
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[Tool]:
         """Return every tool as `tools/list` has it."""
         return [
-            {
-                "name": name,
-                "title": f"debubble {name}",
-                "description": what,
-                "inputSchema": _schema_of(takes),
-                "annotations": {
-                    "readOnlyHint": True,
-                    "destructiveHint": False,
-                    "idempotentHint": True,
-                    "openWorldHint": False,
-                },
-            }
+            Tool(
+                name=name,
+                title=f"debubble {name}",
+                description=what,
+                input_schema=_schema_of(takes),
+                annotations=ToolAnnotations(
+                    read_only_hint=True,
+                    destructive_hint=False,
+                    idempotent_hint=True,
+                    open_world_hint=False,
+                ),
+            )
             for name, (what, takes, _) in self.known.items()
         ]
 
-    def call(self, name: str, arguments: Any) -> dict[str, Any]:
+    def call(self, name: str, arguments: Any) -> CallToolResult:
         """Answer as `tools/call` does; what goes wrong is an answer, too."""
         try:
             _, takes, answers = self.known[name]
             asked = msgspec.convert(arguments, takes, strict=True)
-            found, following = answers(asked)
-            answer = found if asked.whole else brief_of(found, [following] if following else [])
+            whole, following = answers(asked)
+            answer = whole if asked.whole else brief_of(whole, [following] if following else [])
         except msgspec.ValidationError as wrong:
-            return _told(answer_error(UsageError(str(wrong), hint="see tools/list")), wrong=True)
+            return _result(answer_error(UsageError(str(wrong), hint="see tools/list")), wrong=True)
         except DebubbleError as error:
-            return _told(answer_error(error), wrong=True)
+            return _result(answer_error(error), wrong=True)
         except Exception as error:  # noqa: BLE001 (the next question is to be answered all the same)
             unforeseen = Unforeseen(f"unforeseen: {type(error).__name__}: {error}")
-            return _told(answer_error(unforeseen), wrong=True)
-        return _told(answer, wrong=False)
+            return _result(answer_error(unforeseen), wrong=True)
+        return _result(answer, wrong=False)
 
     def _analyse(self, asked: OfPipeline, step: int | None = None) -> Analysis:
         return api.analyse(
@@ -267,7 +279,8 @@ class Tools:
     def _inspect(self, asked: OfRun) -> tuple[Answer, str]:
         places = [self.folders.place(word) for word in asked.traces]
         run = inspect_run(find_run(places, capture=asked.capture), Means())
-        return answer_inspect(run), _then("find", asked.traces)
+        answer = answer_inspect(run)
+        return answer, _then("find", asked.traces) if answer.holds_pipeline else ""
 
     def _find(self, asked: OfStep) -> tuple[Answer, str]:
         try:
@@ -275,7 +288,7 @@ class Tools:
         except NoPipelineIn as why:
             if not why.run.ranks:
                 raise
-            return answer_no_pipeline(why), _then("inspect", asked.traces)
+            return answer_no_pipeline(why), ""
         slow = any(hop.verdict == "slow" for hop in answer.hops)
         return answer, _then("links" if slow else "plan", asked.traces)
 
@@ -334,96 +347,73 @@ class Tools:
         return api.compare(*sides, threshold=asked.threshold), _then("plan", asked.after)
 
 
-class Server:
-    """A client's lines in → answers out, until the client has gone."""
+def build_server(tools: Tools) -> Server:
+    """Return a server of the official package that lists and calls the tools."""
+    one_at_a_time = anyio.CapacityLimiter(1)
 
-    def __init__(self, folders: Sequence[Path], source: BinaryIO, sink: BinaryIO) -> None:
-        self.tools = Tools(Folders(folders))
-        self.source, self.sink = source, sink
-        self.writing = threading.Lock()
-        self.calls: queue.Queue[tuple[Any, str, Any]] = queue.Queue()
-        self.waited_for: set[Any] = set()
-        """Ids of calls that are queued or in work, and that nobody has called off."""
+    async def list_tools(
+        _context: ServerRequestContext, _params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=tools.listed())
 
-    def serve(self) -> None:
-        """Answer until there is nobody to answer; calls run one after the other."""
-        threading.Thread(target=self._work, daemon=True).start()
-        with suppress(BrokenPipeError):
-            while line := self.source.readline(MOST_BYTES + 1):
-                if len(line) > MOST_BYTES:
-                    while line and not line.endswith(b"\n"):
-                        line = self.source.readline(MOST_BYTES)
-                    self._fail(None, NOT_A_REQUEST, "a line is too long")
-                elif line.strip():
-                    self._take(line)
+    async def call_tool(
+        _context: ServerRequestContext, params: CallToolRequestParams
+    ) -> CallToolResult:
+        if params.name not in tools.known:
+            names = ", ".join(tools.known)
+            raise MCPError(INVALID_PARAMS, f"no tool {params.name!r}; one of {names}")
+        return await anyio.to_thread.run_sync(
+            tools.call, params.name, params.arguments or {}, limiter=one_at_a_time
+        )
 
-    def _take(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError):
-            self._fail(None, NOT_JSON, "this is no JSON")
-            return
-        if not isinstance(message, dict) or not isinstance(message.get("method"), str):
-            if not isinstance(message, dict) or "id" not in message:
-                self._fail(None, NOT_A_REQUEST, "this is no request")
-            return  # an answer, and nothing was asked
-        given = message.get("params", {})
-        params = given if isinstance(given, dict) else {}
-        if "id" not in message:
-            if message["method"] == "notifications/cancelled":
-                self.waited_for.discard(_key(params.get("requestId")))
-            return
-        self._answer(message["id"], message["method"], params)
+    served = ", ".join(map(str, tools.folders.folders))
+    return Server(
+        "debubble",
+        version=__version__,
+        instructions="Finds where a pipeline-parallel PyTorch job waits, why, and what to change. "
+        "inspect, find, then links or plan as `next` says; compare proves a change. "
+        f"Traces lie in: {served}",
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
 
-    def _answer(self, number: Any, method: str, params: dict[str, Any]) -> None:
-        if method == "initialize":
-            wanted = params.get("protocolVersion")
-            served = ", ".join(map(str, self.tools.folders.folders))
-            self._give(
-                number,
-                {
-                    "protocolVersion": wanted if wanted in PROTOCOLS else PROTOCOLS[0],
-                    "capabilities": {"tools": {"listChanged": False}},
-                    "serverInfo": {"name": "debubble", "version": __version__},
-                    "instructions": "Finds where a pipeline-parallel PyTorch job waits, why, and "
-                    "what to change. inspect, find, then links or plan as `next` says; compare "
-                    f"proves a change. Traces lie in: {served}",
-                },
-            )
-        elif method == "ping":
-            self._give(number, {})
-        elif method == "tools/list":
-            self._give(number, {"tools": self.tools.listed()})
-        elif method != "tools/call":
-            self._fail(number, NO_METHOD, f"there is no method {method!r}")
-        elif params.get("name") not in self.tools.known:
-            tools = ", ".join(self.tools.known)
-            self._fail(number, WRONG_WORDS, f"no tool {params.get('name')!r}; one of {tools}")
-        else:
-            self.waited_for.add(_key(number))
-            self.calls.put((number, params["name"], params.get("arguments") or {}))
 
-    def _work(self) -> None:
-        while True:
-            number, name, arguments = self.calls.get()
-            if _key(number) not in self.waited_for:
-                continue
-            result = self.tools.call(name, arguments)
-            if _key(number) in self.waited_for:
-                self.waited_for.discard(_key(number))
-                with suppress(BrokenPipeError):
-                    self._give(number, result)
+def serve_stdio(folders: Sequence[Path]) -> None:
+    """Answer over stdin and stdout until the client has gone."""
+    try:
+        anyio.run(_serve_stdio, build_server(Tools(Folders(folders))))
+    except* BrokenPipeError:  # it has gone without a word
+        pass
 
-    def _give(self, number: Any, result: dict[str, Any]) -> None:
-        self._write({"jsonrpc": "2.0", "id": number, "result": result})
 
-    def _fail(self, number: Any, code: int, message: str) -> None:
-        self._write({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": message}})
+async def _serve_stdio(server: Server) -> None:
+    async with stdio_server() as (incoming, outgoing):
+        well_formed, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
 
-    def _write(self, message: dict[str, Any]) -> None:
-        with self.writing:
-            self.sink.write(f"{json_text(message, compact=True)}\n".encode())
-            self.sink.flush()
+        async def refuse_malformed() -> None:
+            # The package drops what is no JSON-RPC, and whoever sent it waits for ever.
+            async with well_formed:
+                async for message in incoming:
+                    if isinstance(message, Exception):
+                        await outgoing.send(SessionMessage(_refusal(message)))
+                    else:
+                        await well_formed.send(message)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(refuse_malformed)
+            await server.run(requests, outgoing, server.create_initialization_options())
+
+
+def _refusal(error: Exception) -> JSONRPCError:
+    """Return the error that answers a line which is no request, with its id where it has one."""
+    wrong = error.errors()[-1] if isinstance(error, ValidationError) else None
+    if wrong is None or wrong["type"] == "json_invalid":
+        refusal, number = ErrorData(code=PARSE_ERROR, message="this is no JSON"), None
+    else:
+        refusal = ErrorData(code=INVALID_REQUEST, message="this is no request")
+        number = wrong["input"].get("id") if isinstance(wrong["input"], dict) else None
+    usable = isinstance(number, str | int) and not isinstance(number, bool)
+    return JSONRPCError(jsonrpc="2.0", id=number if usable else None, error=refusal)
 
 
 def _schema_of(takes: type[Whole]) -> dict[str, Any]:
@@ -435,19 +425,14 @@ def _schema_of(takes: type[Whole]) -> dict[str, Any]:
     return schema
 
 
-def _told(answer: Answer, *, wrong: bool) -> dict[str, Any]:
-    return {
-        "content": [{"type": "text", "text": answer.to_json()}],
-        "structuredContent": answer.to_dict(),
-        "isError": wrong,
-    }
+def _result(answer: Answer, *, wrong: bool) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(text=answer.to_json())],
+        structured_content=answer.to_dict(),
+        is_error=wrong,
+    )
 
 
 def _then(tool: str, traces: Sequence[str], **more: Any) -> str:
     """Write a call to go on with."""
     return f"{tool} {json.dumps({'traces': list(traces)} | more)}"
-
-
-def _key(number: Any) -> str:
-    """Return an id as a name for a set: 1 and "1" are two."""
-    return json.dumps(number)

@@ -149,7 +149,7 @@ def read_server_notes(folder: Path | str) -> ServerNotes | None:
         notes = msgspec.json.decode(file.read_bytes(), type=ServerNotes)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise CaptureError(
             f"cannot be read: {error}", file=str(file), hint="remove it, or capture again"
         ) from error

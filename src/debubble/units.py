@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
-from debubble.errors import UsageError
+from debubble.errors import UsageError, mask_secrets
 
 # C0 and C1 control characters, among them the escape that starts a terminal's commands; those that
 # break lines or turn the direction of writing, so that a name reads as another; and the invisible.
@@ -17,9 +17,11 @@ _CONTROL_BUT_BREAK = re.compile(f"[\\x00-\\x09\\x0b-\\x1f\\x7f-\\x9f{_TURNING}]"
 
 
 def printable(text: str, *, breaks: bool = False) -> str:
-    """Show control characters instead of obeying them; with `breaks`, lines may still end."""
+    """Show control characters instead of obeying them, and no secrets; `breaks`: lines may end."""
     control = _CONTROL_BUT_BREAK if breaks else _CONTROL
-    shown = control.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    shown = control.sub(
+        lambda match: match[0].encode("unicode_escape").decode(), mask_secrets(text)
+    )
     return shown.encode("utf-8", "replace").decode()
 
 

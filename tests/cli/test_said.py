@@ -80,6 +80,33 @@ def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):
     assert "there may be 2,048 ranks" in text
     assert code == 2
     code, text = said(f"simulate {H200}/1f1b_p2_m4 --microbatches 100000", tmp_path)
-    assert text.startswith("error: 100,000 microbatches are more than can be simulated")
-    assert "ranks x chunks x microbatches may be 50,000" in text
+    assert text.startswith("error: 100,000 microbatches on 2 stages are more than can be simulated")
+    assert "stages x microbatches may be 50,000" in text
     assert code == 2
+
+
+@pytest.mark.parametrize("depth", [500, 5_000, 200_000])
+@pytest.mark.parametrize(
+    ("words", "content"),
+    [
+        ("watch --config deep --check", 'lock = {}\n[[source]]\nname = "a"\nfolder = "."\n'),
+        ("watch --config deep --check", "{} = 5"),
+        ("links deep.json", '{{"schema": "debubble.links.measured/1", "pairs": {}}}'),
+        ("links deep.json", '{{"results": {}}}'),
+        ("compare deep.json deep.json", '{{"schema": "debubble.load/1", "x": {}}}'),
+        ("probe deep.json", '{{"schema": "debubble.probe.measured/1", "x": {}}}'),
+        ("find deep.json", '{{"traceEvents": {}}}'),
+        ("inspect deep.json", "{}"),
+        ("tune --out deep --dry-run -- true", '{{"heading": {}}}'),
+    ],
+)
+def test_brackets_nested_deep_are_an_error_with_a_hint(words, content, depth, tmp_path):
+    name = words.partition(" deep")[2].partition(" ")[0]
+    file = tmp_path / f"deep{name}" if "tune" not in words else tmp_path / "deep" / "journal.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content.format("[" * depth + "]" * depth) + "\n", "utf-8")
+    code, text = said(words, tmp_path)
+    assert code == 2
+    assert "error: " in text
+    assert "unforeseen" not in text
+    assert "\nhint: " in text

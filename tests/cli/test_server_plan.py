@@ -87,6 +87,12 @@ def test_flags_of_servers_are_refused_for_runs_with_steps(ask, verb, flag):
     assert "about a server" in err
 
 
+def test_more_batches_in_flight_than_requests_are_refused(ask):
+    code, _, err = ask("simulate", DATA / "k4", "--in-flight", 1_000_000)
+    assert code == 2
+    assert "32 requests at once do not fill 1,000,000 batches in flight" in err
+
+
 @pytest.mark.parametrize(
     "words",
     [

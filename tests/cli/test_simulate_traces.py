@@ -13,6 +13,7 @@ from debubble.schedules import format_order, order_of
 pytestmark = pytest.mark.slow
 
 TRAINING = "tests/data/h200/1f1b_p3_m7"
+MEGATRON = "tests/data/frameworks/mg_int_batched"
 FORWARD = "tests/data/h200/fwd_closed_m4"
 
 
@@ -149,6 +150,8 @@ def test_a_drawing_is_as_long_as_the_answer(tmp_path):
         (f"{TRAINING} --hold batch", "--hold says something of --microbatches only"),
         (f"{TRAINING} --microbatches 0", "0 microbatches make no step"),
         (f"{TRAINING} --microbatches 99999999", "are more than can be simulated"),
+        (f"{TRAINING} --schedule looped-bfs --chunks 1000000", "cannot fill 3000000 stages"),
+        (f"{MEGATRON} --microbatches 9 --hold batch", "8 samples of a batch do not cut into 9"),
         (f"{TRAINING} --layers 4,4", "2 stages have layers, and the run has 3 stages"),
         (f"{TRAINING} --also {FORWARD}", "one of the runs trains, and the other has forward"),
         (f"{TRAINING} --also tests/data/h200/1f1b_p2_m4", "the runs have 3 and 2 ranks"),

@@ -7,7 +7,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -297,3 +297,20 @@ def test_a_store_that_cannot_be_written_can_be_listed(left_open):
             file.chmod(0o444)
         assert reading(url, folder, tell) == "1"
         store.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights of POSIX")
+def test_a_new_store_is_its_owners_alone_and_an_old_one_keeps_its_rights(tmp_path):
+    file = tmp_path / "history.db"
+    before = os.umask(0o022)
+    try:
+        with closing(Store(f"sqlite:///{file}")) as store:
+            store.add("a", sampled([1.0, 2.0]), now_s=1.0, tags={})
+            made = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert made["history.db"] == 0o600
+    assert set(made.values()) == {0o600}
+    file.chmod(0o640)
+    Store(f"sqlite:///{file}").close()
+    assert file.stat().st_mode & 0o777 == 0o640

@@ -147,3 +147,20 @@ class TestMisfit:
         assert served.misfit == pytest.approx(0.0, abs=1e-6)
         assert served.correction == pytest.approx(2.0)
         assert served.window_ns == 2 * figures.batch_latency_ns
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (
+            Change(schedule="looped-bfs", chunks=1_000_000),
+            "how many layers each stage has is not known",
+        ),
+        (Change(microbatches=1_000_000), "1,000,000 microbatches on 4 stages are more than"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_an_order_is_written(change, complaint, monkeypatch):
+    baseline = sent_so("1f1b", FUSED)
+    monkeypatch.setattr("debubble.plan.baseline.order_for", None)
+    with pytest.raises(UsageError, match=complaint):
+        baseline.what_if(change)

@@ -47,6 +47,12 @@ def test_chunks_that_a_schedule_cannot_have_are_refused_at_once(name, chunks):
         state_schedule(name, chunks)
 
 
+def test_more_chunks_than_passes_that_ran_are_refused_before_their_order_is_written(monkeypatch):
+    monkeypatch.setattr("debubble.schedules.named._make", None)
+    with pytest.raises(UsageError, match=r"1,000,000 chunks .* this one runs 16"):
+        state_schedule("looped-bfs", 1_000_000).order_for(4, 8, 2)
+
+
 def test_a_file_tells_its_chunks_itself(order_file):
     with pytest.raises(UsageError, match="by itself"):
         state_schedule(order_file, 2)

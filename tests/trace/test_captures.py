@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 
 import pytest
@@ -202,3 +204,30 @@ def test_a_digest_of_a_trace_with_an_impossible_name_is_named_in_words_that_can_
     head = Head(file="runs/\ud800.json", rank=0)
     file = TraceFile(file="runs/rank0.debubble.npz", format="digest", rank=0, head=head)
     assert file.named == "runs/?.json"
+
+
+def at(second, base_s=0):
+    """A trace whose first event began in that second."""
+    event = {"ph": "X", "cat": "cpu_op", "name": "a", "ts": (second - base_s) * 1e6, "dur": 1.0}
+    base = {"baseTimeNanoseconds": base_s * 10**9} if base_s else {}
+    return json.dumps({"schemaVersion": 1, **base, "traceEvents": [event]})
+
+
+@pytest.mark.parametrize("base_s", [0, 1_790_000_000])
+def test_the_newest_capture_is_newest_by_time_and_not_by_name(base_s, tmp_path):
+    for folder, second in (("z_older", 1_790_000_100), ("a_newer", 1_790_000_200)):
+        (tmp_path / folder).mkdir()
+        for rank in range(2):
+            (tmp_path / folder / f"rank{rank}.json").write_text(at(second + rank, base_s))
+    found = find_run([str(tmp_path)])
+    assert [capture.name for capture in found.captures] == ["z_older", "a_newer"]
+    assert found.capture.name == "a_newer"
+
+
+def test_where_traces_tell_no_time_the_newest_is_the_one_written_last(tmp_path):
+    for folder, written in (("z_older", 100), ("a_newer", 200)):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "rank0.json"
+        file.write_text('{"traceEvents": []}')
+        os.utime(file, (written, written))
+    assert find_run([str(tmp_path)]).capture.name == "a_newer"

@@ -31,8 +31,10 @@ def routes_of(store, tmp_path):
     return Routes(config, journal, Judge(journal=journal, settings=Drift()), Counts())
 
 
-def ask(routes, path="/readyz", method="GET", **headers):
-    request = Request(method=method, path=path, headers={"host": "127.0.0.1", **headers})
+def ask(routes, target="/readyz", method="GET", **headers):
+    path, _, query = target.partition("?")
+    asked = {"host": "127.0.0.1", **headers}
+    request = Request(method=method, path=path, query=query, headers=asked)
     return asyncio.run(routes.answer(request))
 
 
@@ -104,3 +106,13 @@ def test_only_what_was_given_up_is_tried_again(store, tmp_path):
     path = f"/api/pipelines/train/captures/{claim.number}/retry"
     assert ask(routes, path, "POST").status == 404
     assert ask(routes, path, "POST", origin="http://evil").status == 403
+
+
+def test_parameters_that_nothing_takes_are_refused(store, tmp_path):
+    routes = routes_of(store, tmp_path)
+    routes.refresh()
+    assert ask(routes, "/api/pipelines").status == 200
+    assert ask(routes, "/api/pipelines/train/captures").status == 200
+    refused = ask(routes, "/api/pipelines/train/captures?limit=-1")
+    assert (refused.status, b"takes parameters" in refused.body) == (400, True)
+    assert ask(routes, "/metrics?module=x").status == 200

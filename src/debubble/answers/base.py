@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from debubble.errors import Code, DebubbleError, Gap, MissingExtra, UsageError, place
+from debubble.errors import Code, DebubbleError, Gap, MissingExtra, UsageError, mask_secrets, place
 from debubble.units import NS_PER_S
 
 # Half of a character, as `json.dumps` writes it, or a whole one beyond U+FFFF.
@@ -21,12 +21,13 @@ _HALF = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 def json_text(data: Any, *, compact: bool = False) -> str:
     r"""Write plain objects as `--json` prints them; halves of characters become `\ufffd`.
 
-    Names of files may hold bytes that are no UTF-8, and no strict reader takes their halves.
+    Names of files may hold bytes that are no UTF-8, and no strict reader takes their halves. URLs
+    are written without their secrets.
     `compact` is one line.
     """
     write = partial(json.dumps, indent=None if compact else 2, allow_nan=False)
     text = write(data)
-    return write(_whole_text(data)) if _HALF.search(text) else text
+    return mask_secrets(write(_whole_text(data)) if _HALF.search(text) else text)
 
 
 def _whole_text(data: Any) -> Any:

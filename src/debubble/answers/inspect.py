@@ -67,6 +67,16 @@ class OpTablePart(Part, frozen=True, kw_only=True):
     names: list[OperationPart]
 
 
+class LackPart(Part, frozen=True, kw_only=True):
+    """What verbs will not have, and how it is recorded."""
+
+    verbs: list[str]
+    lack: str
+    record: str
+    blocks: bool
+    """Without it these verbs have no answer."""
+
+
 class InspectAnswer(Answer, frozen=True, kw_only=True):
     """What was found, and what is missing or broken."""
 
@@ -78,13 +88,20 @@ class InspectAnswer(Answer, frozen=True, kw_only=True):
     ranks: list[RankPart]
     op_tables: list[OpTablePart]
     left_alone: list[str]
+    lacks: list[LackPart]
     verdict: str
     warnings: list[AnswerWarning]
+
+    @property
+    def holds_pipeline(self) -> bool:
+        """Whether `find` will see one."""
+        return not any(lack.blocks and "find" in lack.verbs for lack in self.lacks)
 
 
 def answer_inspect(run: Run) -> InspectAnswer:
     """Say what a run holds."""
     ranks = answer_ranks(run)
+    lacks = _lacks(run, ranks)
     return InspectAnswer(
         capture=run.found.capture.name,
         captures=[
@@ -96,9 +113,48 @@ def answer_inspect(run: Run) -> InspectAnswer:
         ranks=ranks,
         op_tables=[_op_table(table) for table in run.tables],
         left_alone=list(run.found.left_alone),
-        verdict=_say_run(run, ranks),
+        lacks=lacks,
+        verdict=_say_run(run, ranks, lacks),
         warnings=list_warnings(run.gaps),
     )
+
+
+_SHAPES = "record_shapes=True"
+_OF_PIPELINES = ("find", "links", "plan", "simulate", "compare")
+
+
+def _lacks(run: Run, ranks: list[RankPart]) -> list[LackPart]:
+    """Say what traces of ranks lack, verb by verb; op tables say it by their columns."""
+    if not ranks or run.tables:
+        return []
+    lacks: list[LackPart] = []
+
+    def lack(verbs: Sequence[str], what: str, record: str) -> None:
+        blocks = verbs is _OF_PIPELINES
+        lacks.append(LackPart(verbs=list(verbs), lack=what, record=record, blocks=blocks))
+
+    messages = sum(rank.sends + rank.receives for rank in ranks)
+    if not messages:
+        what = "a pipeline: no message from rank to rank is in them"
+        lack(_OF_PIPELINES, what, "all ranks of at least one pipeline")
+    elif not any(rank.peers for rank in ranks):
+        lack(
+            _OF_PIPELINES, f"the peers of all {counted(messages, 'message')}", "record_shapes=True"
+        )
+    elif any(rank.sent_bytes is None for rank in ranks):
+        lack(["links"], "the sizes of messages, and so the rates of hops", _SHAPES)
+    if run.missing_ranks:
+        what = (
+            f"{'rank' if len(run.missing_ranks) == 1 else 'ranks'} {show_ranks(run.missing_ranks)}"
+        )
+        lack(["plan", "simulate"], what, "all ranks of at least one pipeline")
+    on_device = [rank for rank in ranks if rank.kernels]
+    if on_device and all(rank.peak_memory_bytes is None for rank in on_device):
+        lack(["plan", "compare"], "memory, and so whether a change fits", "profile_memory=True")
+    if on_device and all(rank.unjoined_kernels == rank.kernels for rank in on_device):
+        what = "what hosts did, and so which wait is theirs"
+        lack(["find"], what, "the host, too: ProfilerActivity.CPU")
+    return lacks
 
 
 def answer_ranks(run: Run) -> list[RankPart]:
@@ -136,7 +192,7 @@ def _op_table(table: OpTable) -> OpTablePart:
     )
 
 
-def _say_run(run: Run, ranks: list[RankPart]) -> str:
+def _say_run(run: Run, ranks: list[RankPart], lacks: list[LackPart]) -> str:
     parts = []
     if ranks:
         world = f" of {run.world_size}" if run.world_size else ""
@@ -153,7 +209,10 @@ def _say_run(run: Run, ranks: list[RankPart]) -> str:
     if problems:
         parts.append(counted(len(problems), "warning"))
     elif not run.missing_ranks:
-        parts.append("nothing missing or broken")
+        parts.append("nothing broken" if lacks else "nothing missing or broken")
+    if lacks and (lacks[0].blocks or not (problems or run.missing_ranks)):
+        verbs = "all other verbs" if lacks[0].blocks else " and ".join(lacks[0].verbs)
+        parts.append(f"{verbs} will lack {lacks[0].lack}")
     said = "; ".join(parts)
     return f"{said[:1].upper()}{said[1:]}."
 

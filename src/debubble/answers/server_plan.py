@@ -169,6 +169,12 @@ def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> Serv
                 f"{','.join(map(str, question.split))} is no split of this server's layers",
                 hint=f"its stages have {has}; state them with --layers",
             )
+    if (question.in_flight or 0) > model.traffic.clients:
+        asked = counted(question.in_flight or 0, "batch", "batches")
+        raise UsageError(
+            f"{counted(model.traffic.clients, 'request')} at once do not fill {asked} in flight",
+            hint="a batch has one request or more; other traffic is stated with --load",
+        )
     setting = replace(
         now,
         in_flight=question.in_flight or now.in_flight,

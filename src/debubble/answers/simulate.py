@@ -39,7 +39,6 @@ from debubble.units import (
     counted,
     parse_rate,
     show_between,
-    show_count,
     show_duration,
     show_gain,
     show_gains,
@@ -47,8 +46,6 @@ from debubble.units import (
 )
 
 SCHEMA = "debubble.simulate/1"
-# Of a measured run's step many runs are drawn, which takes half a minute for so many.
-MOST_PASSES = 50_000
 _HOP = re.compile(r"([0-9]+):([0-9]+)=(.+)")
 
 
@@ -410,15 +407,14 @@ def _idea(baseline: Baseline, request: Request, tokens: Tokens) -> Idea:
         )
     if microbatches == baseline.source.microbatches:
         microbatches = None
-    if microbatches is not None:
-        if microbatches < 1:
-            raise UsageError(f"{microbatches} microbatches make no step", hint="give 1 or more")
-        if len(baseline.ranks) * microbatches * (chunks or 1) > MOST_PASSES:
-            count = counted(microbatches, "microbatch", "microbatches")
-            raise UsageError(
-                f"{count} are more than can be simulated",
-                hint=f"ranks x chunks x microbatches may be {show_count(MOST_PASSES)}",
-            )
+    if microbatches is not None and microbatches < 1:
+        raise UsageError(f"{microbatches} microbatches make no step", hint="give 1 or more")
+    samples = (baseline.setting.microbatch_size or 0) * baseline.source.microbatches
+    if request.hold == "batch" and samples and (microbatches or 0) > samples:
+        raise UsageError(
+            f"{counted(samples, 'sample')} of a batch do not cut into {microbatches} microbatches",
+            hint="a microbatch has one sample or more",
+        )
     change = Change(
         split=None if request.split is None else _split(baseline, request.split),
         microbatches=microbatches,

@@ -26,6 +26,7 @@ from debubble.answers.inspect import answer_no_pipeline, answer_ranks
 from debubble.answers.ledger import Tariff
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
 from debubble.cli.options import (
+    RECORD,
     Manners,
     Reader,
     drawing_width,
@@ -213,7 +214,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         if not why.run.ranks or pictures.need_a_pipeline:
             raise
         found = answer_no_pipeline(why)
-        following = "" if manners.quiet else f"debubble inspect {words}"
+        following = "" if manners.quiet else RECORD
         page = no_pipeline_page(found, rank_table(answer_ranks(why.run)), following)
         pictures.report_no_pipeline(page, words, quiet=manners.quiet)
         print_answer(page, found, manners)

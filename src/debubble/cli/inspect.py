@@ -8,6 +8,7 @@ import click
 
 from debubble.answers.inspect import answer_inspect
 from debubble.cli.options import (
+    RECORD,
     Manners,
     Reader,
     exit_strictly,
@@ -35,6 +36,7 @@ def command(
     """
     run = reader.read(traces, quiet=manners.quiet)
     found = answer_inspect(run)
-    page = inspect_page(found, "" if manners.quiet else f"debubble find {shlex.join(traces)}")
+    following = f"debubble find {shlex.join(traces)}" if found.holds_pipeline else RECORD
+    page = inspect_page(found, "" if manners.quiet else following)
     print_answer(page, found, manners)
     exit_strictly(found.warnings, manners)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import signal
 from pathlib import Path
 
 import click
 
-from debubble.mcp import Server
+from debubble.errors import MissingExtra
 
 
 @click.command("mcp")
@@ -22,10 +22,11 @@ def command(*, folders: tuple[Path, ...]) -> None:
 
     The Model Context Protocol over stdin and stdout. Tools read what is in FOLDERS, and no more.
     """
-    # What anything else prints must not come between the answers: stdout leads to stderr from here.
-    with os.fdopen(os.dup(0), "rb") as source, os.fdopen(os.dup(1), "wb") as sink:
-        nowhere = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nowhere, 0)
-        os.close(nowhere)
-        os.dup2(2, 1)
-        Server(folders, source, sink).serve()
+    try:
+        from debubble.mcp import serve_stdio  # noqa: PLC0415 (an extra)
+    except ModuleNotFoundError as missing:
+        hint = "pip install 'debubble[mcp]'"
+        raise MissingExtra("serving agents needs the package mcp", hint=hint) from missing
+    # A thread that waits for stdin would outlast an interrupt; there is nothing to clean up.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    serve_stdio(folders)

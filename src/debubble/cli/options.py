@@ -294,6 +294,10 @@ def progress(title: str, *, quiet: bool) -> Iterator[Progress]:
         yield show
 
 
+# What to do next where traces hold no pipeline: this records all that verbs need.
+RECORD = "debubble capture -- COMMAND"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
     """Which of the traces that lie at a place are meant, and how they are read."""

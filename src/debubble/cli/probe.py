@@ -253,7 +253,10 @@ def _time(model: str, words: list[str]) -> dict[str, Any]:
 def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners) -> Wire:
     """Return what was measured of links: elsewhere, by an earlier probe, or here and now."""
     if file is not None:
-        found = json.loads(Path(file).read_text("utf-8")) if Path(file).is_file() else {}
+        try:
+            found = json.loads(Path(file).read_text("utf-8"))
+        except (OSError, ValueError, RecursionError):
+            found = None
         if not is_measured(found):
             raise UsageError(f"{file} is no hop test", hint="write one with debubble links run")
         data["links"] = found
@@ -297,6 +300,6 @@ def _is_probe(path: str) -> bool:
         return False
     try:
         data = json.loads(place.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and data.get("schema") == SCHEMA

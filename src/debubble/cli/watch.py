@@ -13,7 +13,7 @@ import click
 from debubble.answers.base import json_text
 from debubble.cli.gates import store_url
 from debubble.cli.options import json_option
-from debubble.errors import MissingExtra, UsageError
+from debubble.errors import MissingExtra, UsageError, mask_secrets
 from debubble.measure.store import Store
 from debubble.units import printable
 from debubble.watch.config import Config, read_config
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if check:
         said = say_config(config)
         told = f"```text\n{said}\n```" if markdown else said
-        click.echo(json_text(describe_config(config)) if as_json else told)
+        click.echo(json_text(describe_config(config)) if as_json else mask_secrets(told))
         for warning in missing_folders(config):
             click.echo(f"warning: {warning}", err=True)
         return

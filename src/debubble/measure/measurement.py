@@ -438,7 +438,7 @@ def read_load_result(file: str) -> Measurement | None:
         return None
     try:
         return measure_load(msgspec.json.decode(text, type=LoadResult))
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise UsageError(
             f"cannot be read: {error}", hint="write it again with debubble.load", file=file
         ) from error

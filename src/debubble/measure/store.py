@@ -5,11 +5,11 @@ A record is there once `add` has returned, whatever is killed afterwards.
 
 from __future__ import annotations
 
-import re
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,15 @@ from urllib.parse import quote
 
 import msgspec
 
-from debubble.errors import Code, Gap, MissingExtra, RunNotFound, StoreAway, StoreError
+from debubble.errors import (
+    Code,
+    Gap,
+    MissingExtra,
+    RunNotFound,
+    StoreAway,
+    StoreError,
+    mask_secrets,
+)
 from debubble.measure.measurement import Measurement
 
 if TYPE_CHECKING:
@@ -29,9 +37,6 @@ _BUSY_S = 60
 # Only the very first processes of a new file race for its journal mode.
 _TRIES = 50
 _PAUSE_S = 0.1
-# `//user:password@`, up to the last @: who forgets to write one in a password as %40 still has it.
-_PASSWORD = re.compile(r"(//[^:/@?]*):[^/?]*@")
-_SECRET = re.compile(r"(?i)([?&][^=&]*(?:pass|secret|token|key)[^=&]*=)[^&]*")
 # A server that does not answer by then is not there.
 _CONNECT_S = 10
 
@@ -68,7 +73,7 @@ class Store:
         from debubble.measure import store_schema  # noqa: PLC0415 (SQLAlchemy is an extra)
 
         self._schema = store_schema
-        self.url = shown_url(url)
+        self.url = mask_secrets(url)
         try:
             self._migrate()
         except StoreAway:
@@ -176,7 +181,10 @@ class Store:
                 created_at(row.created_s)
                 measurement = msgspec.json.decode(row.data, type=Measurement)
                 records.append(msgspec.convert({**kept, "measurement": measurement}, type=Record))
-            except (msgspec.MsgspecError, TypeError, ValueError, ArithmeticError) as error:
+            except (
+                *(msgspec.MsgspecError, TypeError, ValueError),
+                *(ArithmeticError, RecursionError),
+            ) as error:
                 why = f"record {row.id} of the history, {row.name!r}, is damaged: {error}"
                 damaged.append(Gap(code=Code.DAMAGED_RECORD, message=why))
         return tuple(records), tuple(damaged)
@@ -283,6 +291,8 @@ def _connect(url: str, sleep: Callable[[float], None], reading: str = "") -> Eng
     if reading and address.database and not address.database.startswith("file:"):
         place = quote(str(Path(address.database).resolve()))
         address = sqlalchemy.engine.make_url(f"sqlite:///file:{place}?{reading}&uri=true")
+    if address.database and not reading:
+        _make_private(address.database)
     engine = sqlalchemy.create_engine(address, connect_args={"timeout": _BUSY_S})
     # A transaction that reads first and writes later could not wait for its turn.
     begin = "BEGIN" if reading else "BEGIN IMMEDIATE"
@@ -292,6 +302,13 @@ def _connect(url: str, sleep: Callable[[float], None], reading: str = "") -> Eng
         sqlalchemy.event.listen(engine, "connect", lambda raw, _: _prepare(raw, sleep))
     sqlalchemy.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
+
+
+def _make_private(file: str) -> None:
+    """Make a file that is not there yet for its owner alone; what SQLite puts beside it follows."""
+    if file != ":memory:" and not file.startswith("file:"):
+        with suppress(OSError):  # it is there, or cannot be: SQLite says why
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def _prepare(raw: Any, sleep: Callable[[float], None]) -> None:
@@ -317,13 +334,7 @@ def _prepare_to_read(raw: Any) -> None:
 
 def _no_store(url: str) -> StoreError:
     hint = "write it as sqlite:///history.db or postgresql://user@host/name"
-    return StoreError(f"{shown_url(url)!r} is no store", hint=hint)
-
-
-def shown_url(url: str) -> str:
-    """Return a store's URL as it may be shown: without the password, wherever one stands in it."""
-    hidden = _PASSWORD.sub(r"\1:***@", url)
-    return _SECRET.sub(r"\1***", hidden)
+    return StoreError(f"{mask_secrets(url)!r} is no store", hint=hint)
 
 
 def default_url(environment: Mapping[str, str], home: Path) -> str:

@@ -19,7 +19,7 @@ from debubble.costs.memory import (
 )
 from debubble.errors import NoFit, UsageError
 from debubble.plan.change import Change, Setting
-from debubble.schedules import SCHEDULES, Order, order_of
+from debubble.schedules import SCHEDULES, Order, count_stages, order_of
 from debubble.simulate.communication import (
     MADE_UP,
     TOGETHER,
@@ -35,12 +35,14 @@ from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import PassKind, RankTimeline, Timeline, ranks_a_device, surely_share
-from debubble.units import NS_PER_S, show_duration, show_percent
+from debubble.units import NS_PER_S, counted, show_count, show_duration, show_percent
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
 # A microbatch takes a stage no more: F, I and W.
 _MOST_KINDS = 3
+# Of a changed step many runs are drawn, which takes half a minute for so many.
+MOST_PASSES = 50_000
 # A simulation that misses the run as it is by more may not price anything.
 FITS = 0.05
 # Of models that fit, by so much the simulation misses the run as it is: recorded runs. Where the
@@ -145,11 +147,22 @@ class Baseline:
         )
 
     def what_if(self, change: Change) -> WhatIf:
-        """Turn a change into a run to be predicted."""
-        if change.order is not None:
-            order, stages = change.order, stages_of(change.order)
-        else:
-            order, stages = order_for(*self._sizes(change)), stages_for(*self._sizes(change))
+        """Turn a change into a run to be predicted.
+
+        More stages than layers, and steps too long to wait for, are refused before their order is
+        written.
+        """
+        schedule, ranks, microbatches, chunks = self._sizes(change)
+        written = change.order
+        stages = count_stages(schedule, ranks, chunks) if written is None else stages_of(written)
+        layers = self.layers_of(change.split, stages)
+        if written is None and stages * microbatches > MOST_PASSES:
+            raise UsageError(
+                f"{counted(microbatches, 'microbatch', 'microbatches')} on "
+                f"{counted(stages, 'stage')} are more than can be simulated",
+                hint=f"stages x microbatches may be {show_count(MOST_PASSES)}",
+            )
+        order = written or order_for(schedule, ranks, microbatches, chunks)
         # Of how many layers more, as a share, the forward pass runs again.
         recomputed = 0.0
         if change.recompute is not None:
@@ -157,7 +170,7 @@ class Baseline:
         return WhatIf(
             order=order,
             communication=self._communication(change),
-            layers=self.layers_of(change.split, stages),
+            layers=layers,
             token_scale=self.microbatch_scale(change),
             recomputed=recomputed,
             recompute_stages=change.recompute_stages or (),
@@ -333,12 +346,6 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
 def order_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> Order:
     """Return the order of a schedule; it is shared, so leave it as it is."""
     return order_of(schedule, ranks, microbatches, chunks)
-
-
-@lru_cache(maxsize=_KEPT)
-def stages_for(schedule: str, ranks: int, microbatches: int, chunks: int | None) -> int:
-    """Return how many stages that order has."""
-    return stages_of(order_for(schedule, ranks, microbatches, chunks))
 
 
 def stages_of(order: Order) -> int:

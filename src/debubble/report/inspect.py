@@ -49,6 +49,12 @@ def inspect_page(found: InspectAnswer, next_command: str = "") -> Page:
             for name in held.names
         ]
         page.tables.append(table)
+    if found.lacks:
+        table = Table(columns=("verbs", "will lack", "record"), title="what is not in these traces")
+        for lack in found.lacks:
+            verbs = "all others" if lack.blocks else ", ".join(lack.verbs)
+            table.add(verbs, lack.lack, lack.record)
+        page.tables.append(table)
     if len(found.captures) > 1:
         names = ", ".join(
             f"{capture.name} ({counted(len(capture.files), 'file')})" for capture in found.captures

@@ -108,12 +108,16 @@ def order_of(name: str, ranks: int, microbatches: int, chunks: int | None = None
 
 def placement_of(name: str, ranks: int, chunks: int | None = None) -> Placement:
     """Return which stages a schedule puts on each rank."""
-    schedule = _find(name)
-    chunks = schedule.least_chunks if chunks is None else chunks
+    return place_stages(_find(name).shape, ranks, count_stages(name, ranks, chunks) // ranks)
+
+
+def count_stages(name: str, ranks: int, chunks: int | None = None) -> int:
+    """Return how many stages a schedule has; without `chunks`, with as few a rank as it can."""
+    chunks = _find(name).least_chunks if chunks is None else chunks
     objection = _object_to_chunks(name, chunks)
     if objection:
         raise objection
-    return place_stages(schedule.shape, ranks, chunks)
+    return ranks * chunks
 
 
 def can_have_chunks(name: str, chunks: int) -> bool:

@@ -20,11 +20,11 @@ from debubble.schedules.named import (
     Kind,
     Order,
     can_have_chunks,
+    count_stages,
     order_of,
-    placement_of,
 )
 from debubble.trace.source import Limits, Source
-from debubble.units import counted, show_bytes
+from debubble.units import counted, show_bytes, show_count
 
 _ORDER_FILES = (".csv", ".csv.gz")
 # 64 ranks, 512 microbatches and four chunks with all their communication take 10 MB.
@@ -50,6 +50,13 @@ class Statement:
     def order_for(self, ranks: int, microbatches: int, chunks: int) -> Order:
         """Return the order for what was run, or refuse because it cannot be."""
         if self.order is None:
+            forwards = microbatches * chunks
+            if self.chunks is not None and self.chunks > forwards:
+                raise UsageError(
+                    f"a rank with {counted(self.chunks, 'chunk')} runs as many forward passes "
+                    f"a step, this one runs {show_count(forwards)}",
+                    hint="state the chunks of this run",
+                )
             measured = chunks if can_have_chunks(self.text, chunks) else None
             return order_of(self.text, ranks, microbatches, self.chunks or measured)
         written = 1 + max(action.microbatch for actions in self.order for action in actions)
@@ -65,7 +72,7 @@ class Statement:
 def state_schedule(text: str, chunks: int | None = None) -> Statement:
     """Understand what the user says: the name of a schedule, or the path of an order."""
     if text in SCHEDULES:
-        placement_of(text, 1, chunks)  # refuses chunks that it cannot have
+        count_stages(text, 1, chunks)  # refuses chunks that it cannot have
         return Statement(text=text, chunks=chunks)
     if not text.lower().endswith(_ORDER_FILES):
         raise UsageError(

@@ -21,7 +21,7 @@ from debubble import trace
 from debubble.errors import Code, Gap, RunNotFound, TraceError
 from debubble.trace.format import OTHER, OTHER_JSON, Format, TraceFile
 from debubble.trace.kineto.document import Opening, not_a_trace, scan_opening
-from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, strip_extensions
+from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, file_time_s, strip_extensions
 
 # Kineto's header is at most 40 KB in the traces we have seen; the rank is in it.
 _PREFIX_BYTES = 256 * 1024
@@ -93,7 +93,10 @@ class Capture:
     files: tuple[TraceFile, ...]
     duplicates: tuple[tuple[int, tuple[str, ...]], ...] = ()
     """Ranks that have several files: none of them is read, because nothing tells which is meant."""
+    recorded_s: float = 0.0
+    """When it was recorded, as its traces tell, in seconds since 1970; 0 where none does."""
     stamp: float = 0.0
+    """The same, as names tell."""
 
     @property
     def ranks(self) -> frozenset[int]:
@@ -142,7 +145,8 @@ def group_captures(files: Sequence[TraceFile], *, named: bool = False) -> tuple[
     gatherings = [part for name, family in families.items() for part in _split(name, family)]
     merged = _merge_nodes(_join_singles(gatherings))
     shared = _shared_parts([gathering.name for gathering in merged])
-    return tuple(sorted((_finish(gathering, shared) for gathering in merged), key=_age))
+    captures = [_finish(gathering, shared) for gathering in merged]
+    return tuple(sorted(captures, key=_written if _only_names_tell(captures) else _age))
 
 
 def choose_capture(captures: Sequence[Capture], wanted: str | None) -> tuple[Capture, list[Gap]]:
@@ -287,6 +291,7 @@ def _finish(gathering: _Gathering, shared: tuple[int, int] = (0, 0)) -> Capture:
         name="@".join(part for part in (name.strip("/"), stamp) if part) or ".",
         files=tuple(sorted(kept, key=lambda file: (file.rank is None, file.rank or 0, file.file))),
         duplicates=tuple(sorted(doubled)),
+        recorded_s=min((f.recorded_s for f in gathering.files if f.recorded_s), default=0.0),
         stamp=gathering.stamp,
     )
 
@@ -305,9 +310,21 @@ def _shared_start(split: Sequence[Sequence[str]]) -> int:
     return sum(1 for _ in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
-def _age(capture: Capture) -> tuple[float, list[tuple[bool, int, str]]]:
-    """Order by stamp, then by the numbers in the name: `iteration_9` before `iteration_10`."""
-    return capture.stamp, _natural(capture.name)
+def _only_names_tell(captures: Sequence[Capture]) -> bool:
+    """Tell whether nothing but letters of names would order captures, which is no order in time."""
+    untimed = not any(capture.recorded_s or capture.stamp for capture in captures)
+    return untimed and len({_DIGITS.sub("", capture.name) for capture in captures}) > 1
+
+
+def _written(capture: Capture) -> tuple[float, list[tuple[bool, int, str]]]:
+    """Order by when files were written, where they lie on this machine."""
+    times = [file_time_s(file.file) for file in capture.files]
+    return max(times, default=0.0), _natural(capture.name)
+
+
+def _age(capture: Capture) -> tuple[float, float, list[tuple[bool, int, str]]]:
+    """Order by time, then by the numbers in the name: `iteration_9` before `iteration_10`."""
+    return capture.recorded_s, capture.stamp, _natural(capture.name)
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

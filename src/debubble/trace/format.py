@@ -1,8 +1,8 @@
 """What a format is: how a file is known by its first bytes, and what is read from it.
 
 Beside a trace may lie a sidecar, `rankN.debubble.json`: what the job said of itself. Damage is
-tolerated: a field of another type than it should have is as good as missing, and fields that a
-later version adds are left alone.
+tolerated: a field of another type than it should have is named and as good as missing, and fields
+that a later version adds are left alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ SCHEMA = "debubble.sidecar/1"
 
 _TRACE_EXTENSIONS = re.compile(r"(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$")
 _Kind = TypeVar("_Kind")
+# Of what a sidecar has wrong, so many fields are named, with so many letters of what they hold.
+_MOST_NAMED, _MOST_SHOWN = 3, 40
+_SHAPES: dict[type, str] = {dict: "an object", list: "a list"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,85 +96,131 @@ def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         return None, _unreadable(file, f"is no sidecar of this version (schema {schema!r})")
-    return _as_sidecar(file, data), None
+    fields = _Fields(data, "", [])
+    sidecar = _as_sidecar(file, fields)
+    return sidecar, _wrong_fields(file, fields.wrong) if fields.wrong else None
 
 
-def _as_sidecar(file: str, data: dict[str, Any]) -> Sidecar:
-    pipeline, workload, memory, steps = (
-        _part(data, name) for name in ("pipeline", "workload", "memory", "steps")
+def _as_sidecar(file: str, data: _Fields) -> Sidecar:
+    pipeline, workload, memory, steps, power = map(
+        data.part, ("pipeline", "workload", "memory", "steps", "power")
     )
     return Sidecar(
         file=file,
-        rank=_count(data, "rank"),
-        world_size=_count(data, "world_size"),
-        capture=_value(data, "capture", str),
-        first_step=_count(data, "first_step"),
-        schedule=_value(pipeline, "schedule", str),
-        microbatches=_count(pipeline, "microbatches"),
-        stages=_count(pipeline, "stages"),
-        held_stages=_counts(pipeline, "held_stages"),
-        split=_counts(pipeline, "split"),
-        tokens=_count(workload, "tokens"),
-        context_lengths=_counts(workload, "context_lengths"),
+        rank=data.count("rank"),
+        world_size=data.count("world_size"),
+        capture=data.text("capture"),
+        first_step=data.count("first_step"),
+        schedule=pipeline.text("schedule"),
+        microbatches=pipeline.count("microbatches"),
+        stages=pipeline.count("stages"),
+        held_stages=pipeline.counts("held_stages"),
+        split=pipeline.counts("split"),
+        tokens=workload.count("tokens"),
+        context_lengths=workload.counts("context_lengths"),
         steps=StepTimes(
-            before_s=_times(steps, "before_s"),
-            profiled_s=_times(steps, "profiled_s"),
-            after_s=_times(steps, "after_s"),
-            unprofiled_median_s=_time(steps.get("unprofiled_median_s")),
-            profiled_median_s=_time(steps.get("profiled_median_s")),
-            overhead_fraction=_number(steps.get("overhead_fraction")),
+            before_s=steps.times("before_s"),
+            profiled_s=steps.times("profiled_s"),
+            after_s=steps.times("after_s"),
+            unprofiled_median_s=steps.amount("unprofiled_median_s"),
+            profiled_median_s=steps.amount("profiled_median_s"),
+            overhead_fraction=steps.number("overhead_fraction"),
         ),
-        max_allocated_bytes=_count(memory, "max_allocated_bytes"),
-        max_reserved_bytes=_count(memory, "max_reserved_bytes"),
-        reserved_bytes=_count(memory, "reserved_bytes"),
-        free_bytes=_count(memory, "free_bytes"),
-        total_bytes=_count(memory, "total_bytes"),
-        power_w=_time(_part(data, "power").get("draw_w")),
-        environment=_words(data, "environment"),
-        tags=_words(data, "tags"),
+        max_allocated_bytes=memory.count("max_allocated_bytes"),
+        max_reserved_bytes=memory.count("max_reserved_bytes"),
+        reserved_bytes=memory.count("reserved_bytes"),
+        free_bytes=memory.count("free_bytes"),
+        total_bytes=memory.count("total_bytes"),
+        power_w=power.amount("draw_w"),
+        environment=data.words("environment"),
+        tags=data.words("tags"),
     )
 
 
-def _part(data: dict[str, Any], name: str) -> dict[str, Any]:
-    part = data.get(name)
-    return part if isinstance(part, dict) else {}
+class _Fields:
+    """Fields by name, each of the type that it should have, or missing; `wrong` names the rest."""
+
+    def __init__(self, data: dict[str, Any], path: str, wrong: list[str]) -> None:
+        self.data = data
+        self.path = path
+        self.wrong = wrong
+
+    def _take(self, name: str, expected: str, read: Callable[[Any], _Kind | None]) -> _Kind | None:
+        value = self.data.get(name)
+        taken = None if value is None else read(value)
+        if taken is None and value is not None:
+            shown = _SHAPES.get(type(value)) or json.dumps(value)
+            shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+            self.wrong.append(f"{self.path}{name} is {shown} and should be {expected}")
+        return taken
+
+    def part(self, name: str) -> _Fields:
+        inside = self._take(name, "an object", lambda value: _of(value, dict)) or {}
+        return _Fields(inside, f"{self.path}{name}.", self.wrong)
+
+    def text(self, name: str) -> str | None:
+        return self._take(name, "text", lambda value: _of(value, str))
+
+    def count(self, name: str) -> int | None:
+        return self._take(name, "a whole number from 0", _count)
+
+    def counts(self, name: str) -> tuple[int, ...]:
+        return self._take(name, "a list of whole numbers from 0", _list_of(_count)) or ()
+
+    def number(self, name: str) -> float | None:
+        return self._take(name, "a number", _number)
+
+    def amount(self, name: str) -> float | None:
+        """Return a number above 0; nothing lasts or draws 0."""
+        return self._take(name, "a number from 0", _amount) or None
+
+    def times(self, name: str) -> tuple[float, ...]:
+        """Return the times that are times: each stands for itself, so the others may be missing."""
+        self._take(name, "a list of numbers from 0", _list_of(_amount))
+        times = map(_amount, _of(self.data.get(name), list) or [])
+        return tuple(time for time in times if time)
+
+    def words(self, name: str) -> dict[str, str]:
+        inside = self.part(name)
+        known = ((key, inside.text(key)) for key in inside.data)
+        return {key: value for key, value in known if value is not None}
 
 
-def _value(data: dict[str, Any], name: str, kind: type[_Kind]) -> _Kind | None:
-    value = data.get(name)
+def _of(value: Any, kind: type[_Kind]) -> _Kind | None:
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 
 
-def _count(data: dict[str, Any], name: str) -> int | None:
-    count = _value(data, name, int)
+def _count(value: Any) -> int | None:
+    count = _of(value, int)
     return count if count is not None and count >= 0 else None
 
 
-def _counts(data: dict[str, Any], name: str) -> tuple[int, ...]:
-    values = _value(data, name, list) or []
-    counts = [_count({"": value}, "") for value in values]
-    return () if None in counts else tuple(count for count in counts if count is not None)
-
-
-def _number(value: object) -> float | None:
+def _number(value: Any) -> float | None:
     fits = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if fits and math.isfinite(value) else None  # type: ignore[arg-type]
+    return float(value) if fits and math.isfinite(value) else None
 
 
-def _time(value: object) -> float | None:
-    time = _number(value)
-    return time if time is not None and time > 0 else None
+def _amount(value: Any) -> float | None:
+    amount = _number(value)
+    return amount if amount is not None and amount >= 0 else None
 
 
-def _times(data: dict[str, Any], name: str) -> tuple[float, ...]:
-    """Return the times that are times: each stands for itself, so the others may be missing."""
-    times = (_time(value) for value in _value(data, name, list) or [])
-    return tuple(time for time in times if time is not None)
+def _list_of(read: Callable[[Any], _Kind | None]) -> Callable[[Any], tuple[_Kind, ...] | None]:
+    def read_all(values: Any) -> tuple[_Kind, ...] | None:
+        taken = [read(value) for value in values] if isinstance(values, list) else [None]
+        return None if None in taken else tuple(value for value in taken if value is not None)
+
+    return read_all
 
 
-def _words(data: dict[str, Any], name: str) -> dict[str, str]:
-    part = _part(data, name)
-    return {key: value for key, value in part.items() if isinstance(value, str)}
+def _wrong_fields(file: str, wrong: list[str]) -> Gap:
+    more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+    return Gap(
+        code=Code.SIDECAR_DIFFERS,
+        message=f"{'; '.join(wrong[:_MOST_NAMED])}{more}: taken as not said",
+        hint="docs/reference/sidecar.md has every field",
+        file=file,
+    )
 
 
 def _unreadable(file: str, problem: str) -> Gap:
@@ -233,6 +282,8 @@ class TraceFile:
     """The name of its format; what is none, by what it is."""
     rank: int | None = None
     world_size: int | None = None
+    recorded_s: float | None = None
+    """When its first event began, in seconds since 1970."""
     why_not: TraceError | None = None
     """For what is no trace: how to say so."""
     head: Head | None = None

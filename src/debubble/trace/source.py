@@ -230,6 +230,14 @@ def size_of(file: str) -> int:
         return 0
 
 
+def file_time_s(file: str) -> float:
+    """Return when a file of this machine was written, in seconds since 1970: 0 of any other."""
+    try:
+        return 0.0 if is_url(file) else os.path.getmtime(file)  # noqa: PTH204
+    except OSError:
+        return 0.0
+
+
 def open_binary(file: str) -> BinaryIO:
     """Open a path or an fsspec URL for reading; say clearly when that is not possible."""
     try:

@@ -146,7 +146,7 @@ class Journal:
         whole = text[: text.rfind(b"\n") + 1]
         try:
             lines = [msgspec.json.decode(line, type=_Line) for line in whole.splitlines()]
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise TuneError(
                 f"this is no journal of debubble tune: {error}",
                 file=str(self.path),
@@ -202,7 +202,7 @@ def begin_anew(folder: Path) -> None:
             return
         try:
             heading = msgspec.json.decode(file.readline(), type=_Line).heading
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             heading = None
         if heading is None or not heading.schema.startswith(_ANY_SCHEMA):
             raise TuneError(

@@ -150,6 +150,8 @@ def read_config(path: Path, *, store: str | None = None) -> Config:
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise WatchError(f"is no TOML: {error}", file=str(path), hint=_SEE) from error
+    except RecursionError as error:
+        raise _too_deep(path) from error
     data = {"lock": f".{path.name}.lock"} | data | ({"store": store} if store else {})
     # Files that are named lie beside the configuration.
     folder = path.resolve().parent
@@ -164,7 +166,13 @@ def read_config(path: Path, *, store: str | None = None) -> Config:
         raise WatchError(_explain(str(error)), hint=_SEE, file=str(path)) from error
     except UsageError as error:
         raise WatchError(error.message, hint=error.hint or _SEE, file=str(path)) from error
+    except RecursionError as error:
+        raise _too_deep(path) from error
     return config
+
+
+def _too_deep(path: Path) -> WatchError:
+    return WatchError("brackets are nested too deep", file=str(path), hint=_SEE)
 
 
 def _read(key: str, value: Any, path: str, readers: Mapping[str, Callable[[str], object]]) -> Any:

@@ -501,7 +501,7 @@ def _decode(data: Any, kind: type[_T]) -> _T | None:
     """Read what a row holds; one that is damaged is said, and counts as nothing."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         log("damaged_row", level="error", problem=f"{getattr(kind, '__name__', kind)}: {error}")
         return None
 

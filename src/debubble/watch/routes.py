@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from debubble.errors import MissingExtra, StoreError, WatchError
+from debubble.errors import MissingExtra, StoreError, WatchError, mask_secrets
 from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 from debubble.watch.config import Config, Listen, is_loopback
 from debubble.watch.journal import Journal
@@ -65,6 +65,7 @@ class Request:
     method: str
     path: str
     headers: dict[str, str]
+    query: str = ""
     body: bytes = b""
 
 
@@ -217,9 +218,11 @@ class _Connection:
             body += event.data
             if len(body) > BODY_BYTES:
                 raise _Refused(413, "the body is too large")
+        path, _, query = head.target.decode("latin-1").partition("?")
         return Request(
             method=head.method.decode("latin-1"),
-            path=head.target.decode("latin-1").partition("?")[0],
+            path=path,
+            query=query,
             headers=headers,
             body=body,
         )
@@ -314,7 +317,7 @@ class Routes:
     async def answer(self, request: Request) -> Answer:
         """Answer one request; whatever it is, it is answered."""
         try:
-            refusal = self._refuse(request)
+            refusal = self._refuse(request) or _refuse_parameters(request)
             if refusal is not None:
                 return refusal
             if request.method not in {"GET", "HEAD", "POST"}:
@@ -424,6 +427,12 @@ class Routes:
         return done
 
 
+def _refuse_parameters(request: Request) -> Answer | None:
+    if not (request.query and request.path.startswith("/api/")):
+        return None
+    return _problem(400, "nothing here takes parameters: leave out what follows the ?")
+
+
 def _token(request: Request) -> str:
     """Return the token of a request: `Bearer TOKEN`, or the password that a browser asked for."""
     kind, _, value = request.headers.get("authorization", "").partition(" ")
@@ -458,7 +467,7 @@ def _page(body: bytes) -> Answer:
 
 def _data(data: dict[str, Any]) -> Answer:
     text = json.dumps({"schema": SCHEMA, **data}, allow_nan=False)
-    return Answer(body=text.encode() + b"\n", kind=_JSON)
+    return Answer(body=mask_secrets(text).encode() + b"\n", kind=_JSON)
 
 
 def _problem(status: int, words: str, **headers: str) -> Answer:

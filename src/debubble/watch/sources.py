@@ -178,7 +178,7 @@ def _tables_of(listed: bytes, address: str) -> list[tuple[str, int]]:
     """Read a list of tables: names that no meter writes are nobody's to place here."""
     try:
         rows = [(str(row["name"]), int(row["modified_ns"])) for row in json.loads(listed)]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise NoAnswer(f"{address}/tables: no list of tables") from error
     return [(name, ns) for name, ns in rows if _TABLE.fullmatch(name) and ns >= 0]
 

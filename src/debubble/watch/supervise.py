@@ -17,6 +17,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from debubble.errors import mask_secrets
+
 _T = TypeVar("_T")
 
 # After a failure so long, then twice as long each time.
@@ -46,7 +48,7 @@ def log(event: str, *, level: str = "info", **fields: object) -> None:
         for name, value in fields.items()
     }
     line = {"time": now, "level": level, "event": event, **more}
-    sys.stderr.write(json.dumps(line) + "\n")
+    sys.stderr.write(mask_secrets(json.dumps(line)) + "\n")
     sys.stderr.flush()
 
 

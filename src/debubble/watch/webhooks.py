@@ -9,7 +9,7 @@ import time
 from urllib.parse import urlsplit
 
 from debubble.capture.fetch import Request, fetch
-from debubble.errors import CaptureError, StoreError
+from debubble.errors import CaptureError, StoreError, mask_secrets
 from debubble.watch.journal import Delivery, Journal
 from debubble.watch.supervise import log
 from debubble.watch.views import SCHEMA, alert_view
@@ -74,7 +74,8 @@ class Webhooks:
 
 def post(delivery: Delivery) -> None:
     """Send an alert as JSON; its key stays the same, for targets that tell doubles."""
-    body = json.dumps({"schema": SCHEMA, "alert": alert_view(delivery.alert)}).encode()
+    text = json.dumps({"schema": SCHEMA, "alert": alert_view(delivery.alert)})
+    body = mask_secrets(text).encode()
     asked = Request(
         url=delivery.target,
         method="POST",

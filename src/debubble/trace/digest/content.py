@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from isal import isal_zlib
 
-from debubble.errors import Code, Gap, TraceError, as_gap
+from debubble.errors import Code, Gap, TraceError, as_gap, mask_secrets
 from debubble.trace.columns import (
     MOST_RANKS,
     UNKNOWN,
@@ -273,7 +273,7 @@ def pack_digest(
         tables=layouts,
     )
     head = Head(
-        file=trace.file,
+        file=mask_secrets(trace.file),
         rank=trace.rank,
         world_size=trace.header.world_size,
         stamp=stamp,
@@ -342,7 +342,9 @@ def pack_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
         tables=layouts,
         hosts=table.hosts,
     )
-    return pack(Head(file=table.file, stamp=stamp, table=True), as_json(description), columns)
+    return pack(
+        Head(file=mask_secrets(table.file), stamp=stamp, table=True), as_json(description), columns
+    )
 
 
 def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:

@@ -32,7 +32,7 @@ from debubble.trace.kineto.events import (
 from debubble.trace.kineto.operators import check_ranks, parse_groups
 from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Stretch, sift, walk_events
 from debubble.trace.source import Source
-from debubble.units import show_bytes, show_count
+from debubble.units import NS_PER_S, NS_PER_US, show_bytes, show_count
 
 EVENTS_FIELD = "traceEvents"
 
@@ -62,6 +62,9 @@ NAME = "kineto"
 # Fields that only a Kineto file begins with, should its header be longer than the prefix.
 _KINETO_FIELDS = frozenset({"schemaVersion", "deviceProperties", "distributedInfo", "traceName"})
 # What `--perfetto` writes names us where a profiler names its file, and tells no rank or device.
+_FIRST_TIME = re.compile(rb'"ts"\s*:\s*"?([0-9]{1,20}(?:\.[0-9]{1,9})?)')
+# Without a base, times count from 1970 or from when the machine was started: never so long ago.
+_SURELY_A_DATE_S = 1e9
 _OUR_NAME = re.compile(r"debubble \d+\.\d")
 _OF_A_JOB = frozenset({"deviceProperties", "distributedInfo"})
 
@@ -314,7 +317,22 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
         return None
     header = parse_header(opening.fields)
     rank = rank_from_name(file) if header.rank is None else header.rank
-    return TraceFile(file=file, format=NAME, rank=rank, world_size=header.world_size)
+    return TraceFile(
+        file=file,
+        format=NAME,
+        rank=rank,
+        world_size=header.world_size,
+        recorded_s=_first_event_s(prefix[opening.events_at :], header.base_time_ns),
+    )
+
+
+def _first_event_s(events: bytes, base_time_ns: int) -> float | None:
+    """Return when the first event began, if that is a time since 1970: older files have no base."""
+    first = _FIRST_TIME.search(events)
+    if first is None:
+        return None
+    seconds = (float(first[1]) * NS_PER_US + base_time_ns) / NS_PER_S
+    return seconds if base_time_ns or seconds > _SURELY_A_DATE_S else None
 
 
 def _is_picture(opening: Opening) -> bool:
