@@ -43,7 +43,7 @@ def test_a_result_is_stored_once_with_its_measurement(journal):
     (record,) = journal.store.named("s")
     assert record.tags == {"watch": "a"}
     assert journal.outcomes("s") == {"stored": 1}
-    assert journal.points("s", "batch_latency_s", most=5) == [(1.0, 512, 0.1)]
+    assert journal.points("s", most=5)["batch_latency_s"] == [(1.0, 512, 0.1)]
 
 
 def test_nothing_is_stored_where_what_follows_fails(journal):
@@ -116,7 +116,14 @@ def test_a_capture_that_cannot_be_read_is_recorded_as_such(journal):
 def raise_alert(journal, one, targets=()):
     with journal.store.transaction() as connection:
         return journal.raise_alert(
-            connection, one, "bucket_slower", "x/512", {"message": "m"}, now_s=5.0, targets=targets
+            connection,
+            one,
+            "bucket_slower",
+            "x/512",
+            {"message": "m"},
+            at_s=4.0,
+            now_s=5.0,
+            targets=targets,
         )
 
 

@@ -31,6 +31,8 @@ HEALTHY = Hop(
     efficiency=1.0,
     cost_s=0.0,
 )
+LEARNING = {"metric": "batch_latency_s", "context_bucket": 512, "state": "learning",
+            "reference_captures": 4, "score": None}  # fmt: skip
 UNKNOWN = Hop(source="2", destination="3", wire_s=None, bytes_per_s=None)
 
 
@@ -49,7 +51,8 @@ def page(*hops):
         "name": "train",
         "captures": {"stored": 1},
         "latest": capture_view(row, whole=True),
-        "drift": [],
+        "drift": [LEARNING],
+        "reference": 40,
         "troubles": [],
         "given_up": [],
     }
@@ -72,6 +75,14 @@ def test_a_hop_of_which_nothing_is_known_is_not_shown_as_healthy():
 def test_a_pipeline_of_very_many_hops_shows_none_of_them():
     assert "debubble_link_slow{" in page(*[SLOW] * (2 * MOST_STAGES))
     assert "debubble_link_slow{" not in page(*[SLOW] * (2 * MOST_STAGES + 1))
+
+
+def test_what_is_still_learning_says_how_far_it_is():
+    text = page()
+    labels = '{context_bucket="512",metric="batch_latency_s",pipeline="train"}'
+    assert f"debubble_reference_captures{labels} 4.0" in text
+    assert 'debubble_reference_captures_needed{pipeline="train"} 40.0' in text
+    assert f"debubble_drift_score{labels}" not in text
 
 
 @pytest.mark.service

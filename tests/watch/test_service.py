@@ -303,7 +303,7 @@ def test_what_was_under_way_when_it_was_killed_is_taken_up_in_either_store(tmp_p
     journal = Journal(store)
     tags = [record.tags["watch"] for record in store.named("train")]
     assert len(tags) == len(set(tags)) == 8
-    assert len(journal.points("train", "bubble_fraction", most=100)) == 8
+    assert len(journal.points("train", most=100)["bubble_fraction"]) == 8
     store.close()
 
 

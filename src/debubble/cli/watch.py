@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,11 @@ from debubble.answers.base import json_text
 from debubble.cli.gates import store_url
 from debubble.cli.options import json_option
 from debubble.errors import MissingExtra, UsageError
-from debubble.measure.store import Store
+from debubble.measure.store import Store, default_url
 from debubble.units import printable
 from debubble.watch.config import Config, read_config
 from debubble.watch.files import FILES, read_file
-from debubble.watch.views import SCHEMA, describe_config, missing_folders, say_config
+from debubble.watch.views import SCHEMA, describe_config, learning_of, missing_folders, say_config
 
 if TYPE_CHECKING:
     from debubble.watch.journal import Journal
@@ -73,9 +74,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("there is nothing to watch", hint="debubble watch --config watch.toml")
     config = read_config(path, store=store)
     if check:
-        said = say_config(config)
+        with _opened(config) if _has_store(config) else nullcontext() as journal:
+            learning = learning_of(config, journal)
+        said = say_config(config, learning)
         told = f"```text\n{said}\n```" if markdown else said
-        click.echo(json_text(describe_config(config)) if as_json else told)
+        click.echo(json_text(describe_config(config, learning)) if as_json else told)
         for warning in missing_folders(config):
             click.echo(f"warning: {warning}", err=True)
         return
@@ -129,6 +132,12 @@ def retry(  # noqa: PLR0913 (one argument a flag)
         line = f"{row['capture']} {row['source']} {row['key']}: {row['problem']}"
         click.echo(printable(line))
     click.echo(f"{len(rows)} given up." if listed else f"{count} taken up again.")
+
+
+def _has_store(config: Config) -> bool:
+    """Tell whether there is a store already: to check a configuration makes none."""
+    url = config.store or default_url(os.environ, Path.home())
+    return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).exists()
 
 
 @contextmanager

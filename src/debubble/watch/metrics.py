@@ -132,14 +132,14 @@ def _service(view: Mapping[str, Any], counts: Counts) -> Iterator[Metric]:
     captures = CounterMetricFamily(
         "debubble_captures", "Captures by what became of them.", labels=["pipeline", "outcome"]
     )
-    last = _gauge("last_capture_timestamp_seconds", "When the last one came.", ["pipeline"])
+    last = _gauge("last_capture_timestamp_seconds", "When the last one was taken.", ["pipeline"])
     for pipeline in view["pipelines"]:
         for outcome in ("stored", "unreadable"):
             captures.add_metric([pipeline["name"], outcome], pipeline["captures"].get(outcome, 0))
         refusals = counts.refusals.get(pipeline["name"], 0)
         captures.add_metric([pipeline["name"], "refused"], refusals)
         if pipeline["latest"]:
-            last.add_metric([pipeline["name"]], pipeline["latest"]["found_s"])
+            last.add_metric([pipeline["name"]], pipeline["latest"]["captured_s"])
     scans = _gauge("last_scan_timestamp_seconds", "When a source was last read.", ["pipeline"])
     for name, at_s in sorted(counts.scans.items()):
         scans.add_metric([name], at_s)
@@ -239,15 +239,24 @@ def _links(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
 def _drift(pipelines: list[dict[str, Any]]) -> Iterator[Metric]:
     score = _gauge(
         "drift_score",
-        "How near a figure is to an alert; above 1 is one.",
+        "How near a figure is to an alert; 1 or more is one.",
         ["pipeline", "metric", "context_bucket"],
     )
+    learnt = _gauge(
+        "reference_captures",
+        "Captures that are the reference; before it has all, no alert is possible.",
+        ["pipeline", "metric", "context_bucket"],
+    )
+    needed = _gauge("reference_captures_needed", "How many it takes.", ["pipeline"])
     for pipeline in pipelines:
+        needed.add_metric([pipeline["name"]], pipeline["reference"])
         for track in pipeline["drift"]:
+            bucket = str(track["context_bucket"] or "unknown")
+            labels = [pipeline["name"], track["metric"], bucket]
+            learnt.add_metric(labels, track["reference_captures"])
             if track["score"] is not None:
-                bucket = str(track["context_bucket"] or "unknown")
-                score.add_metric([pipeline["name"], track["metric"], bucket], track["score"])
-    yield score
+                score.add_metric(labels, track["score"])
+    yield from (score, learnt, needed)
 
 
 def _latency(

@@ -340,6 +340,7 @@ class Service:
             traffic=traffic,
             digests=await self._in_thread(digest_place, source),
             in_flight=source.in_flight,
+            written_s=newest_s,
         )
         analysis = await self._compute(task)
         if analysis is None:
