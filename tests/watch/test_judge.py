@@ -40,7 +40,7 @@ class Watched:
         raised = []
 
         def follow(connection, finding):
-            raised.extend(self.judge.follow(connection, one, finding, now_s=one.found_s))
+            raised.extend(self.judge.follow(connection, one, finding))
 
         self.journal.finish(one, analysis(sampled([level]), **given), now_s=1.0, follow=follow)
         return [kind for kind, _ in raised]

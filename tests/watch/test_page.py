@@ -7,26 +7,14 @@ import subprocess
 
 import pytest
 from support.requirements import need_program
-from support.services.watch_service import finding
+from support.services.watch_service import shown_pipeline
 
 from debubble.report.watch_page import capture_page, show_metric, status_page
-from debubble.watch.journal import CaptureRow
-from debubble.watch.views import capture_view
 
 EVIL = "<script>alert(1)</script>'\">"
 
 
 def view(name="train", message="it got slower", points=((1.0, 0.2), (2.0, 0.3))):
-    row = CaptureRow(
-        number=7,
-        source=name,
-        key=f"{message} 1 2",
-        state="stored",
-        found_s=1.0,
-        finished_s=2.0,
-        problem=None,
-        finding=finding(report=message),
-    )
     alert = {
         "id": 3,
         "pipeline": name,
@@ -42,23 +30,8 @@ def view(name="train", message="it got slower", points=((1.0, 0.2), (2.0, 0.3)))
         "context_bucket": 512,
         "points": [list(one) for one in points],
     }
-    return {
-        "alerts": [alert],
-        "open_alerts": [alert],
-        "pipelines": [
-            {
-                "name": name,
-                "captures": {"stored": 1, "unreadable": 2},
-                "latest": capture_view(row, whole=True),
-                "recent": [capture_view(row, whole=False)],
-                "trends": [trend],
-                "drift": [],
-                "reference": 40,
-                "troubles": [],
-                "given_up": [],
-            }
-        ],
-    }
+    pipeline = shown_pipeline(name, report=message) | {"trends": [trend]}
+    return {"alerts": [alert], "open_alerts": [alert], "pipelines": [pipeline]}
 
 
 def test_strangers_words_are_shown_and_never_obeyed():
@@ -246,9 +219,9 @@ def test_theory_and_causes_are_drawn():
     trend["theory"] = [[1.0, 0.1], [2.0, 0.1]]
     trend["causes"] = {"compute": [[1.0, 0.08], [2.0, 0.08]], "imbalance": [[2.0, 0.04]]}
     page = status_page(shown)
-    assert ">theory</text>" in page
+    assert "</svg> theory 10.0 %" in page
     assert ">10.0 %</text>" in page  # the axis reaches down to it
-    assert page.count("<polygon") == page.count("<pattern") == 2
+    assert page.count("fill='url(#imbalance)'") == page.count("<pattern") == 2
     assert "</svg> imbalance" in page
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import click
 from debubble.answers.base import json_text
 from debubble.cli.gates import store_url
 from debubble.cli.options import json_option
-from debubble.errors import MissingExtra, UsageError
+from debubble.errors import MissingExtra, StoreError, UsageError
 from debubble.measure.store import Store, default_url
 from debubble.units import printable
 from debubble.watch.config import Config, read_config
@@ -74,8 +74,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("there is nothing to watch", hint="debubble watch --config watch.toml")
     config = read_config(path, store=store)
     if check:
-        with _opened(config) if _has_store(config) else nullcontext() as journal:
-            learning = learning_of(config, journal)
+        learning = _learning(config)
         said = say_config(config, learning)
         told = f"```text\n{said}\n```" if markdown else said
         click.echo(json_text(describe_config(config, learning)) if as_json else told)
@@ -134,10 +133,17 @@ def retry(  # noqa: PLR0913 (one argument a flag)
     click.echo(f"{len(rows)} given up." if listed else f"{count} taken up again.")
 
 
-def _has_store(config: Config) -> bool:
-    """Tell whether there is a store already: to check a configuration makes none."""
+def _learning(config: Config) -> dict[str, str]:
+    """Say how far references have come: to check a configuration needs no store, and makes none."""
     url = config.store or default_url(os.environ, Path.home())
-    return not url.startswith("sqlite:///") or Path(url.removeprefix("sqlite:///")).exists()
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return learning_of(config, None)
+    try:
+        with _opened(config) as journal:
+            return learning_of(config, journal)
+    except (MissingExtra, StoreError) as error:
+        click.echo(f"warning: {error}", err=True)
+        return {}
 
 
 @contextmanager

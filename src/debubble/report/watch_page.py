@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from html import escape as escape_html
 from typing import Any
@@ -21,9 +21,6 @@ from debubble.units import (
     show_seconds,
     show_share,
 )
-
-_Place = Callable[[float, float], tuple[float, float]]
-"""A moment and a value in → where they are drawn."""
 
 
 def escape(text: str) -> str:
@@ -204,16 +201,9 @@ def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) 
     parts.append(f"<div class='trends'>{''.join(drawn)}</div>")
     if pipeline["recent"]:
         rows = "".join(_row(pipeline["name"], capture) for capture in pipeline["recent"])
-        heads: tuple[str, ...] = (
-            "when, UTC",
-            "capture",
-            "context",
-            "bubble",
-            "batch latency",
-            "microbatches a second",
-        )
+        heads = ["when, UTC", "capture", "context", "bubble", "batch latency", "microbatches/s"]
         # How a capture ended is worth a column where one ended otherwise than well.
-        heads += ("",) * any(capture["state"] != "stored" for capture in pipeline["recent"])
+        heads += [""] * any(capture["state"] != "stored" for capture in pipeline["recent"])
         head = "".join(f"<th>{name}</th>" for name in heads)
         parts.append(f"<h3>Last captures</h3>{_wide(f'<tr>{head}</tr>{rows}')}")
     if pipeline["given_up"]:
@@ -272,7 +262,7 @@ def _latest(pipeline: Mapping[str, Any]) -> str:
     figures = ", ".join(
         f"{say_metric(name)} {show_metric(name, value)}" for name, value in numbers.items()
     )
-    link = f"/pipelines/{escape(pipeline['name'])}/captures/{int(latest['id'])}"
+    link = _link(pipeline["name"], latest)
     said = f"{figures}; {_context(latest)}. <a href='{link}'>Latest report</a>"
     return f"<p>{said}<br><small>{counted(counts.get('stored', 0), 'capture')}{tail}</small></p>"
 
@@ -299,10 +289,7 @@ def _context(capture: Mapping[str, Any]) -> str:
 def _row(pipeline: str, capture: Mapping[str, Any]) -> str:
     numbers = capture.get("numbers", {})
     rate = numbers.get("microbatches_per_s")
-    link = f"/pipelines/{escape(pipeline)}/captures/{int(capture['id'])}"
     cells = [
-        show_time(capture["captured_s"]).removesuffix(" UTC"),
-        f"<a href='{link}'>{escape(capture['capture'])}</a>",
         escape(str(capture.get("context_bucket") or "–")),
         show_metric("bubble_fraction", numbers.get("bubble_fraction")),
         show_metric("batch_latency_s", numbers.get("batch_latency_s")),
@@ -310,64 +297,57 @@ def _row(pipeline: str, capture: Mapping[str, Any]) -> str:
     ]
     if capture["state"] != "stored":
         cells.append(escape(capture["state"]))
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return _cells(pipeline, capture, *cells)
 
 
 def _given_up(pipeline: str, capture: Mapping[str, Any]) -> str:
-    link = f"/pipelines/{escape(pipeline)}/captures/{int(capture['id'])}"
-    cells = (
-        show_time(capture["captured_s"]),
-        f"<a href='{link}'>{escape(capture['capture'])}</a>",
-        escape(capture.get("problem") or ""),
-        f"<form method='post' action='{link}/retry'><button>Try again</button></form>",
-    )
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    action = f"{_link(pipeline, capture)}/retry"
+    form = f"<form method='post' action='{action}'><button>Try again</button></form>"
+    return _cells(pipeline, capture, escape(capture.get("problem") or ""), form)
+
+
+def _cells(pipeline: str, capture: Mapping[str, Any], *cells: str) -> str:
+    when = show_time(capture["captured_s"]).removesuffix(" UTC")
+    name = f"<a href='{_link(pipeline, capture)}'>{escape(capture['capture'])}</a>"
+    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in (when, name, *cells))}</tr>"
+
+
+def _link(pipeline: str, capture: Mapping[str, Any]) -> str:
+    return f"/pipelines/{escape(pipeline)}/captures/{int(capture['id'])}"
+
+
+_Layer = tuple[Sequence[Sequence[float]], str, str]
+"""When and what along a line, its colour, and what fills it."""
 
 
 def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
     """Draw one metric in one bucket over time, and what theory says of it."""
-    points, theory = trend["points"], trend.get("theory") or []
-    values = [value for _, value in (*points, *theory)]
-
-    def draw(place: _Place) -> str:
-        x, y = place(*points[-1])
-        drawn = _line(points, place, _LINE) + f"<circle cx='{x}' cy='{y}' r='3' fill='{_LINE}'/>"
-        if theory:
-            x, y = place(*theory[0])
-            drawn += _line(theory, place, _THEORY) + _tick(x + 4, y - 4, "theory", "start", _THEORY)
-        return drawn
-
-    now = show_metric(trend["metric"], points[-1][1])
-    caption = f"{escape(_named(trend))}: {now} in the last of {counted(len(points), 'capture')}"
-    return _figure(trend, caption, (min(values), max(values)), draw, alerts)
+    metric, points, theory = trend["metric"], trend["points"], trend.get("theory")
+    now = show_metric(metric, points[-1][1])
+    caption = f"{_named(trend)}: {now} in the last of {counted(len(points), 'capture')}"
+    layers: list[_Layer] = [(points, _LINE, "none")]
+    if theory:
+        layers.append((theory, _THEORY, "none"))
+        caption += f"; {_key(_THEORY, f'theory {show_metric(metric, theory[-1][1])}')}"
+    return _figure(trend, caption, layers, alerts)
 
 
 def _causes(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
     """Draw what each cause takes of a batch over time, one above the other."""
     times = [at_s for at_s, _ in trend["points"]]
     took = {cause: dict(map(tuple, line)) for cause, line in trend["causes"].items()}
-    whole = max(sum(line.get(at_s, 0.0) for line in took.values()) for at_s in times)
-    shown = [
-        cause for cause in Cause if max(took.get(cause, {0: 0.0}).values()) > whole * _LEAST_DRAWN
-    ]
-
-    def draw(place: _Place) -> str:
-        drawn, below = "", [0.0] * len(times)
-        for cause in shown:
-            above = [low + took[cause].get(at, 0.0) for low, at in zip(below, times, strict=True)]
-            edge = [*zip(times, above, strict=True), *zip(times[::-1], below[::-1], strict=True)]
-            corners = " ".join(f"{x},{y}" for x, y in (place(*corner) for corner in edge))
-            drawn += f"<polygon points='{corners}' fill='url(#{cause})'/>"
-            below = above
-        return f"<defs>{''.join(map(_pattern, shown))}</defs>{drawn}"
-
-    keys = ", ".join(
-        f"<svg width='{TILE}' height='{TILE}'><rect width='{TILE}' height='{TILE}' "
-        f"fill='url(#{cause})'/></svg> {CAUSES[cause].word}"
-        for cause in shown
-    )
-    caption = f"{escape(_named(trend, 'a batch by cause'))}, from below: {keys}"
-    return _figure(trend, caption, (0.0, whole), draw, alerts)
+    least = _LEAST_DRAWN * max(sum(line.get(at, 0.0) for line in took.values()) for at in times)
+    shown = [cause for cause in Cause if max(took.get(cause, {0: 0.0}).values()) > least]
+    layers: list[_Layer] = []
+    below = [0.0] * len(times)
+    for cause in shown:
+        above = [low + took[cause].get(at, 0.0) for low, at in zip(below, times, strict=True)]
+        edge = [*zip(times, above, strict=True), *zip(times[::-1], below[::-1], strict=True)]
+        layers.append((edge, "none", f"url(#{cause})"))
+        below = above
+    keys = ", ".join(_key(f"url(#{cause})", CAUSES[cause].word) for cause in shown)
+    caption = f"{_named(trend, 'a batch by cause')}, from below: {keys}"
+    return _figure(trend, caption, layers, alerts, "".join(map(_pattern, shown)))
 
 
 def _pattern(cause: Cause) -> str:
@@ -380,25 +360,26 @@ def _pattern(cause: Cause) -> str:
     )
 
 
+def _key(fill: str, word: str) -> str:
+    size = f"width='{TILE}' height='{TILE}'"
+    return f"<svg {size}><rect {size} fill='{fill}'/></svg> {word}"
+
+
 def _named(trend: Mapping[str, Any], name: str = "") -> str:
-    name = name or say_metric(trend["metric"])
+    name = escape(name or say_metric(trend["metric"]))
     return f"{name}, {say_bucket(trend['context_bucket'])}" if trend["context_bucket"] else name
-
-
-def _line(points: Sequence[Sequence[float]], place: _Place, colour: str) -> str:
-    corners = " ".join(f"{x},{y}" for x, y in (place(at_s, value) for at_s, value in points))
-    return f"<polyline points='{corners}' fill='none' stroke='{colour}' stroke-width='1.5'/>"
 
 
 def _figure(
     trend: Mapping[str, Any],
     caption: str,
-    reach: tuple[float, float],
-    draw: Callable[[_Place], str],
+    layers: Sequence[_Layer],
     alerts: Sequence[Mapping[str, Any]],
+    patterns: str = "",
 ) -> str:
-    """Draw a frame with its axes, the captures that raised an alert marked."""
-    low, high = reach
+    """Draw lines in a frame with its axes, the captures that raised an alert marked."""
+    values = [value for points, *_ in layers for _, value in points]
+    low, high = min(values), max(values)
     height = (high - low) or abs(high) or 1.0
     first, last = trend["points"][0][0], trend["points"][-1][0]
     span = (last - first) or 1.0
@@ -409,30 +390,33 @@ def _figure(
         down = bottom - _MARGIN - (bottom - 2 * _MARGIN) * (value - low) / height
         return round(across, 1), round(down, 1)
 
-    marks = [
-        f"<line x1='{x}' x2='{x}' y1='0' y2='{bottom}' stroke='{_ALERT}' stroke-dasharray='3 3'/>"
-        for x, _ in (place(alert["raised_s"], low) for alert in alerts if _concerns(alert, trend))
-        if _LEFT <= x <= _WIDTH
-    ]
-    axes = [
-        _tick(_LEFT - 6, place(first, value)[1] + 4, show_metric(trend["metric"], value), "end")
-        for value in dict.fromkeys(reach)
-    ]
-    axes.append(_tick(_LEFT, _HEIGHT - 4, _clock(first), "start"))
+    drawn = f"<defs>{patterns}</defs>" if patterns else ""
+    for points, colour, fill in layers:
+        corners = [place(*point) for point in points]
+        path = " ".join(f"{x},{y}" for x, y in corners)
+        drawn += f"<polyline points='{path}' fill='{fill}' stroke='{colour}' stroke-width='1.5'/>"
+        drawn += f"<circle cx='{corners[-1][0]}' cy='{corners[-1][1]}' r='3' fill='{colour}'/>"
+    for x, _ in (place(alert["raised_s"], low) for alert in alerts if _concerns(alert, trend)):
+        if _LEFT <= x <= _WIDTH:
+            drawn += f"<line x1='{x}' x2='{x}' y1='0' y2='{bottom}' stroke='{_ALERT}' "
+            drawn += "stroke-dasharray='3 3'/>"
+    for value in dict.fromkeys((low, high)):
+        said = show_metric(trend["metric"], value)
+        drawn += _tick(_LEFT - 6, place(first, value)[1] + 4, said, "end")
+    drawn += _tick(_LEFT, _HEIGHT - 4, _clock(first), "start")
     if last > first:
-        axes.append(_tick(_WIDTH - _MARGIN, _HEIGHT - 4, _clock(last), "end"))
+        drawn += _tick(_WIDTH - _MARGIN, _HEIGHT - 4, _clock(last), "end")
     return (
         f"<figure><svg width='{_WIDTH}' height='{_HEIGHT}' role='img' "
-        f"aria-label='{escape(_named(trend))}'>{draw(place)}"
-        f"<rect x='{_LEFT}' width='{_WIDTH - _LEFT}' height='{bottom}' fill='none' "
-        f"stroke='{_GRID}'/>{''.join(marks)}{''.join(axes)}</svg>"
+        f"aria-label='{_named(trend)}'><rect x='{_LEFT}' width='{_WIDTH - _LEFT}' "
+        f"height='{bottom}' fill='none' stroke='{_GRID}'/>{drawn}</svg>"
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
 
-def _tick(x: float, y: float, words: str, anchor: str, colour: str = _INK) -> str:
+def _tick(x: float, y: float, words: str, anchor: str) -> str:
     return (
-        f"<text x='{x}' y='{y}' text-anchor='{anchor}' font-size='11' fill='{colour}'>"
+        f"<text x='{x}' y='{y}' text-anchor='{anchor}' font-size='11' fill='{_INK}'>"
         f"{escape(words)}</text>"
     )
 

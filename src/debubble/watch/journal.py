@@ -141,10 +141,7 @@ class Journal:
                 attempts=1,
                 files=_encode(tuple(files)),
             )
-            number = int(connection.execute(row.returning(table.c.id)).scalar_one())
-        return Claim(
-            number=number, source=source, key=key, files=tuple(files), deaths=0, found_s=now_s
-        )
+            return _as_claim(connection.execute(row.returning(table)).one())
 
     def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
         """Return the claims of a service that died, the least suspect first."""
@@ -303,23 +300,6 @@ class Journal:
                 points.setdefault(row.metric, []).append((row.at_s, row.bucket, row.value))
         return points
 
-    def histogram(
-        self, source: str, metric: str, bounds: Sequence[float]
-    ) -> dict[int, tuple[list[int], float]]:
-        """Count all values of a metric up to each bound and in all, with their sum, by bucket."""
-        table = tables.points
-        below = [sa.func.sum(sa.case((table.c.value <= bound, 1), else_=0)) for bound in bounds]
-        query = (
-            sa.select(table.c.bucket, sa.func.sum(table.c.value), *below, sa.func.count())
-            .where(table.c.source == source, table.c.metric == metric)
-            .group_by(table.c.bucket)
-        )
-        return {
-            int(bucket): ([int(count) for count in counts], float(total))
-            for bucket, total, *counts in self._rows(query)
-            if isinstance(bucket, int) and _is_finite(total)
-        }
-
     def prunable(self, source: str, *, keep: int) -> list[tuple[int, tuple[str, ...]]]:
         """Return finished captures beyond the newest, with the files they still have."""
         table = tables.captures
@@ -375,7 +355,6 @@ class Journal:
         data: Mapping[str, Any],
         *,
         at_s: float,
-        now_s: float,
         targets: Sequence[str],
     ) -> int | None:
         """Raise an alert and queue it for the webhooks; None where the same one is open already."""
@@ -399,7 +378,7 @@ class Journal:
         number = int(connection.execute(row.returning(table.c.id)).scalar_one())
         for target in targets:
             queued = tables.deliveries.insert().values(
-                alert_id=number, target=target, attempts=0, next_s=now_s
+                alert_id=number, target=target, attempts=0, next_s=at_s
             )
             connection.execute(queued)
         return number

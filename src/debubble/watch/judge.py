@@ -6,7 +6,7 @@ Traffic moved; a bucket of context lengths got slower; the plan is no longer the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class Judge:
         )
 
     def follow(
-        self, connection: Connection, claim: Claim, finding: Finding, *, now_s: float
+        self, connection: Connection, claim: Claim, finding: Finding
     ) -> list[tuple[str, str]]:
         """Take a capture in; return kind and message of the alerts that it raised."""
         raised: list[tuple[str, str]] = []
@@ -79,9 +79,8 @@ class Judge:
 
         def alert(kind: str, subject: str, data: dict[str, Any]) -> None:
             number = self.journal.raise_alert(
-                connection, claim, kind, subject, data,
-                at_s=at_s, now_s=now_s, targets=self.targets,
-            )  # fmt: skip
+                connection, claim, kind, subject, data, at_s=at_s, targets=self.targets
+            )
             if number is not None:
                 raised.append((kind, str(data["message"])))
 
@@ -163,13 +162,7 @@ class Judge:
             f"those of {_say_shift(before, after, newest)}",
         }
         if old or new:
-            change = mix.decompose(before, old, after, new)
-            data["batch_latency_s"] = {
-                "before": change.before,
-                "after": change.after,
-                "traffic_moved": change.traffic_moved,
-                "buckets_slower": change.buckets_slower,
-            }
+            data["batch_latency_s"] = asdict(mix.decompose(before, old, after, new))
         alert(TRAFFIC_MOVED, "context_length", data)
 
     def _plan(self, connection: Connection, source: str, finding: Finding, alert: Any) -> None:

@@ -43,7 +43,7 @@ def say_config(config: Config, learning: Mapping[str, str]) -> str:
         *(
             f"- {source.name}: {'; '.join(filter(None, said))}"
             for source in config.sources
-            for said in [(_say_source(source), learning[source.name])]
+            for said in [(_say_source(source), learning.get(source.name))]
         ),
         (
             f"The first {config.drift.reference} captures of a context length are the reference; "
@@ -94,7 +94,7 @@ def describe_config(config: Config, learning: Mapping[str, str]) -> dict[str, An
                 "digests": source.digests,
                 "server": None if source.trigger is None else source.trigger.url,
                 "every_s": None if source.trigger is None else source.trigger.every_s,
-                "learning": learning[source.name] or None,
+                "learning": learning.get(source.name) or None,
             }
             for source in config.sources
         ],
