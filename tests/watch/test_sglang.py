@@ -71,7 +71,7 @@ def sglang():
 
 def configure(folder, url):
     source = f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{url}"\n'
-    source += f'kind = "sglang"\nsteps = {STEPS}\nsettle = "0s"\npoll = "100ms"\n'
+    source += f'kind = "sglang"\njitter = "0%"\nsteps = {STEPS}\nsettle = "0s"\npoll = "100ms"\n'
     return write_config(folder, sources=source)
 
 
