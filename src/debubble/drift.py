@@ -1,67 +1,36 @@
-"""One figure after the other in → whether its level moved: a CUSUM on robustly standardised values.
+"""One figure after the other in → whether its level moved, and stayed: a CUSUM of clipped steps.
 
-The first captures are the reference. Of each later one, how far it lies from the reference is added
-up, less an allowance; a sum beyond its threshold is an alarm. Thresholds are simulated, with a
-reference of that size estimated anew each time: its error is what raises most false alarms.
+The first captures are the reference. Each later one moves a sum by at most one: up by a whole one
+where it is twice what matters off the reference, down where it is not off at all.
+
+```
+values     100 101 99 100 100 │ 101 160 100  99 106 107 106 109 107 …
+sum of up                     │  0   1   0    0   1   2   3   4   5   alarm
+```
+
+What matters is a change of 3 %, or the noise of the reference where that is more. Nothing else is
+estimated, and nothing was fitted: `benchmarks/drift.py` counts alarms on step times of real jobs.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import fmean, median, stdev
+from math import sqrt
+from statistics import fmean, median
 from typing import Literal
-
-from debubble.errors import UsageError
 
 Direction = Literal["up", "down"]
 Sides = Literal["up", "down", "both"]
 
-# Half of the shift that is to be found soonest, two standard deviations, and a little less: the
-# reference is not exact.
-ALLOWANCE = 0.9
-# One wild capture moves a sum by so much at most.
-_FURTHEST = 4.0
-# Where values of the reference are drawn in, in robust standard deviations: the mean and the spread
-# of what is left are nearly as sure as those of clean data, and no outlier moves them far.
-_DRAWN_IN = 2.5
-_MAD_TO_SIGMA = 1.4826
-# A level that moves by less is nobody's business, however steady the captures are.
-_LEAST_SPREAD = 0.005
-
 REFERENCE = 40
-QUIET_CAPTURES = 300
-RATE = 0.05
-
-# The sum that so many of 300 quiet captures' series exceed, by the size of the reference, the share
-# of series, and the sides watched: the higher one of normal and of heavy-tailed noise (Student's t
-# with 5 degrees of freedom). Printed by benchmarks/drift_thresholds.py.
-THRESHOLDS: dict[tuple[int, float, bool], float] = {
-    (10, 0.01, False): 31.6,
-    (10, 0.05, False): 11.9,
-    (10, 0.1, False): 8.9,
-    (10, 0.01, True): 64.3,
-    (10, 0.05, True): 18.4,
-    (10, 0.1, True): 12.4,
-    (20, 0.01, False): 12.0,
-    (20, 0.05, False): 8.2,
-    (20, 0.1, False): 6.8,
-    (20, 0.01, True): 15.5,
-    (20, 0.05, True): 9.7,
-    (20, 0.1, True): 8.1,
-    (40, 0.01, False): 8.4,
-    (40, 0.05, False): 6.5,
-    (40, 0.1, False): 5.7,
-    (40, 0.01, True): 9.6,
-    (40, 0.05, True): 7.5,
-    (40, 0.1, True): 6.5,
-    (80, 0.01, False): 7.4,
-    (80, 0.05, False): 6.0,
-    (80, 0.1, False): 5.3,
-    (80, 0.01, True): 7.9,
-    (80, 0.05, True): 6.6,
-    (80, 0.1, True): 5.9,
-}
+# The least that is worth waking somebody for, of the level or, of shares, in shares.
+MIN_CHANGE = 0.03
+# A sum of so many is an alarm: as many captures one after the other that are clearly off.
+STAYS = 5
+_MAD_TO_SIGMA = 1.4826
+# Where values of the reference are drawn in, in standard deviations: no outlier moves a mean far.
+_DRAWN_IN = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +39,20 @@ class Chart:
 
     sides: Sides
     reference: int = REFERENCE
-    rate: float = RATE
-    """The share of quiet series that raise an alarm within 300 captures."""
-    by_factors: bool = False
-    """Times and rates vary by factors, shares by differences."""
+    min_change: float = MIN_CHANGE
+    is_share: bool = False
+    """Shares change by differences, times and rates by factors."""
 
-    def __post_init__(self) -> None:
-        if (self.reference, self.rate, False) not in THRESHOLDS:
-            sizes = sorted({size for size, _, _ in THRESHOLDS})
-            rates = sorted({rate for _, rate, _ in THRESHOLDS})
-            raise UsageError(
-                f"no threshold is known for a reference of {self.reference} at {self.rate:g}",
-                hint=f"reference is one of {sizes}, false_alarms one of {rates}",
-            )
 
-    @property
-    def threshold(self) -> float:
-        """The sum that is an alarm."""
-        return THRESHOLDS[self.reference, self.rate, self.sides == "both"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Captures since a sum last was zero."""
 
-    def level(self, remembered: float) -> float:
-        """Return what a track remembers in the figure's own unit."""
-        return math.exp(remembered) if self.by_factors else remembered
+    sum: float = 0.0
+    since: float | None = None
+    """When it left zero, as the caller counts."""
+    values: tuple[float, ...] = ()
+    """The newest, as many as the reference has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,68 +60,86 @@ class Track:
     """What is remembered of one figure: enough to go on after a restart."""
 
     reference: tuple[float, ...] = ()
-    centre: float | None = None
-    """None while the reference is gathered."""
-    spread: float = 1.0
-    above: float = 0.0
-    below: float = 0.0
-    risen: tuple[int, float] = (0, 0.0)
-    """How many captures the upper sum has been above zero, and the total of their values."""
-    fallen: tuple[int, float] = (0, 0.0)
+    level: float | None = None
+    """Of the reference; None while that is gathered."""
+    unit: float = 1.0
+    """The difference that matters, in the figure's own unit."""
+    up: Run = Run()
+    down: Run = Run()
+
+    @property
+    def moving(self) -> Run:
+        """The captures since the figure last was as in the reference."""
+        return max(self.up, self.down, key=lambda run: run.sum)
 
     @property
     def recent(self) -> float | None:
-        """The level since it last was as in the reference; None while that is gathered."""
-        count, total = self.risen if self.above >= self.below else self.fallen
-        return total / count if count else self.centre
+        """The level of these; None while the reference is gathered."""
+        return median(self.moving.values) if self.moving.values else self.level
 
 
-def advance(track: Track, value: float, chart: Chart) -> Track:
-    """Take one more capture in."""
-    value = math.log(value) if chart.by_factors else value
-    if track.centre is None:
+def advance(track: Track, value: float, chart: Chart, at: float = 0.0) -> Track:
+    """Take one more capture in; `at` says when it was."""
+    if track.level is None:
         gathered = (*track.reference, value)
         if len(gathered) < chart.reference:
             return replace(track, reference=gathered)
-        centre, spread = settle(gathered, chart)
-        return Track(reference=gathered, centre=centre, spread=spread)
-    far = max(-_FURTHEST, min(_FURTHEST, (value - track.centre) / track.spread))
-    above = max(0.0, track.above + far - ALLOWANCE)
-    below = max(0.0, track.below - far - ALLOWANCE)
-    return replace(
-        track,
-        above=above,
-        below=below,
-        risen=_more(track.risen, value) if above else (0, 0.0),
-        fallen=_more(track.fallen, value) if below else (0, 0.0),
+        level, unit = settle(gathered, chart)
+        return Track(reference=gathered, level=level, unit=unit)
+    off = (value - track.level) / track.unit
+    up, down = (
+        _extend(run, change, value, at, chart.reference)
+        for run, change in ((track.up, off), (track.down, -off))
     )
+    return replace(track, up=up, down=down)
 
 
-def _more(run: tuple[int, float], value: float) -> tuple[int, float]:
-    return run[0] + 1, run[1] + value
+def _extend(run: Run, off: float, value: float, at: float, most: int) -> Run:
+    """Move a sum; one that fell to zero begins anew, one of twice an alarm grows no more."""
+    total = min(run.sum + max(-1.0, min(1.0, off - 1.0)), 2.0 * STAYS)
+    if total <= 0:
+        return Run()
+    since = at if run.since is None else run.since
+    return Run(sum=total, since=since, values=(*run.values, value)[-most:])
+
+
+def settle(values: tuple[float, ...], chart: Chart) -> tuple[float, float]:
+    """Return level and unit of a reference.
+
+    Neighbours are slow together, so that noise is asked of runs as long as an alarm as well: what
+    runs of five do beyond a fifth of the variance of one is correlation.
+    """
+    level = median(values)
+    spread = _MAD_TO_SIGMA * median(abs(value - level) for value in values)
+    low, high = level - _DRAWN_IN * spread, level + _DRAWN_IN * spread
+    drawn_in = [min(high, max(low, value)) for value in values]
+    runs = [fmean(drawn_in[at : at + STAYS]) for at in range(len(values) - STAYS + 1)]
+    middle = median(runs)
+    of_runs = sqrt(STAYS) * _MAD_TO_SIGMA * median(abs(run - middle) for run in runs)
+    matters = chart.min_change * (1.0 if chart.is_share else abs(level))
+    return level, max(matters, spread, of_runs) or 1.0
 
 
 def alarm(track: Track, chart: Chart) -> Direction | None:
     """Return where the level went, where it is beyond doubt."""
-    if chart.sides != "down" and track.above > chart.threshold:
+    if chart.sides != "down" and track.up.sum >= STAYS:
         return "up"
-    if chart.sides != "up" and track.below > chart.threshold:
+    if chart.sides != "up" and track.down.sum >= STAYS:
         return "down"
     return None
 
 
 def score(track: Track, chart: Chart) -> float:
     """Return how near an alarm is: 1 is one."""
-    sums = {"up": track.above, "down": track.below, "both": max(track.above, track.below)}
-    return sums[chart.sides] / chart.threshold
+    sums = {"up": track.up.sum, "down": track.down.sum, "both": track.moving.sum}
+    return sums[chart.sides] / STAYS
 
 
-def settle(values: tuple[float, ...], chart: Chart) -> tuple[float, float]:
-    """Return level and spread of a reference; median and MAD say what is wild in it."""
-    middle = median(values)
-    mad = _MAD_TO_SIGMA * median(abs(value - middle) for value in values)
-    low, high = middle - _DRAWN_IN * mad, middle + _DRAWN_IN * mad
-    drawn_in = [min(high, max(low, value)) for value in values]
-    centre = fmean(drawn_in)
-    least = _LEAST_SPREAD * (1.0 if chart.by_factors else abs(centre))
-    return centre, max(stdev(drawn_in), least) or 1.0
+def first_alarm(values: Iterable[float], sides: Sides = "up") -> int | None:
+    """Return the index of the first value that raises an alarm; None where none does."""
+    chart, track = Chart(sides=sides), Track()
+    for index, value in enumerate(values):
+        track = advance(track, value, chart, index)
+        if alarm(track, chart):
+            return index
+    return None

@@ -28,7 +28,11 @@ def test_what_is_left_out_has_a_default(tmp_path):
         9464,
         None,
     )
-    assert (config.drift.reference, config.drift.rate, config.analysis.workers) == (40, 0.05, 1)
+    assert (config.drift.reference, config.drift.min_change, config.analysis.workers) == (
+        40,
+        0.03,
+        1,
+    )
 
 
 @pytest.mark.parametrize("place", ["beside", "/kept", "s3://bucket/kept"])
@@ -63,7 +67,7 @@ def test_a_server_is_captured_as_it_says(tmp_path):
         (SERVER + "steps = 3", "vLLM takes none"),
         (SERVER.replace("vllm", "tgi"), "'tgi'"),
         (SERVER.replace("http:", "ftp:"), "is no address"),
-        ("[drift]\nreference = 41\n" + SOURCE, "reference of 41"),
+        ("[drift]\nreference = 9\n" + SOURCE, "drift.reference: Expected `int` >= 10"),
         ('[drift]\nsides = "left"\n' + SOURCE, "'left'"),
         ('[listen]\naddress = "0.0.0.0:9464"\n' + SOURCE, "there is no token"),
         ('[listen]\naddress = "here"\n' + SOURCE, "is no address"),

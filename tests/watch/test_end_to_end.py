@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 from support.services.console import REPOSITORY
 from support.services.free_port import free_port
-from support.services.watch_service import PATIENCE_S, Watching
+from support.services.watch_service import PATIENCE_S, Watching, write_config
 
 from debubble.watch.files import read_file
 
@@ -54,16 +54,12 @@ def asking(url, tokens):
 
 
 def configure(folder, server):
-    config = folder / "watch.toml"
-    config.write_text(
-        f'store = "sqlite:///{folder}/history.db"\n'
-        '[listen]\naddress = "127.0.0.1:0"\n'
-        f"[drift]\nreference = {REFERENCE}\n"
+    source = (
         f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{server}"\n'
         'kind = "vllm"\nevery = "200ms"\njitter = "0%"\nseconds = "300ms"\n'
         'settle = "0s"\npoll = "200ms"\nkeep = 2\n'
     )
-    return config
+    return write_config(folder, sources=source, more=f"[drift]\nreference = {REFERENCE}\n")
 
 
 def alerts(watch):

@@ -43,7 +43,7 @@ def test_a_result_is_stored_once_with_its_measurement(journal):
     (record,) = journal.store.named("s")
     assert record.tags == {"watch": "a"}
     assert journal.outcomes("s") == {"stored": 1}
-    assert journal.points("s", "batch_latency_s", most=5) == [(1.0, 512, 0.1)]
+    assert journal.points("s", most=5)["batch_latency_s"] == [(1.0, 512, 0.1)]
 
 
 def test_nothing_is_stored_where_what_follows_fails(journal):
@@ -116,7 +116,7 @@ def test_a_capture_that_cannot_be_read_is_recorded_as_such(journal):
 def raise_alert(journal, one, targets=()):
     with journal.store.transaction() as connection:
         return journal.raise_alert(
-            connection, one, "bucket_slower", "x/512", {"message": "m"}, now_s=5.0, targets=targets
+            connection, one, "bucket_slower", "x/512", {"message": "m"}, at_s=5.0, targets=targets
         )
 
 
@@ -148,14 +148,6 @@ def test_only_the_newest_raw_traces_are_kept(journal):
     assert [files for _, files in gone] == [("/t/b.json",), ("/t/a.json",)]
     journal.forget_files(gone[0][0])
     assert [files for _, files in journal.prunable("s", keep=2)] == [("/t/a.json",)]
-
-
-def test_a_histogram_counts_all_values_up_to_each_bound(journal):
-    for key in "ab":
-        finish(journal, claim(journal, key))
-    assert journal.histogram("s", "batch_latency_s", (0.01, 0.3)) == {
-        512: ([0, 2, 2], pytest.approx(0.2))
-    }
 
 
 def test_a_capture_gets_the_traffic_of_its_own_trigger(journal):

@@ -40,7 +40,7 @@ class Watched:
         raised = []
 
         def follow(connection, finding):
-            raised.extend(self.judge.follow(connection, one, finding, now_s=one.found_s))
+            raised.extend(self.judge.follow(connection, one, finding))
 
         self.journal.finish(one, analysis(sampled([level]), **given), now_s=1.0, follow=follow)
         return [kind for kind, _ in raised]
@@ -83,11 +83,21 @@ def test_the_same_requests_that_take_longer_are_a_slower_bucket(watched):
     assert alert.data["after"] == pytest.approx(0.115, rel=0.05)
 
 
-def test_an_alert_says_from_what_to_what(watched):
-    watched.captures(SIZE + 5)
-    watched.captures(15, latency=0.2)
-    message = watched.acknowledge().data["message"]
-    assert re.search(r"from (9\d|10\d)(\.\d+)? ms to 1\d\d ms", message), message
+def test_an_alert_says_from_what_to_what_since_when_and_which_cause_grew(watched):
+    """Captures were taken an hour apart, and are analysed all at once."""
+    causes = {"compute": 0.8, "imbalance": 0.2}
+    for hour in range(1, SIZE + 6):
+        watched.capture(captured_s=3600.0 * hour, batch_s=0.1, causes=causes)
+    causes = {"compute": 0.4, "imbalance": 0.5, "slow_link": 0.1}
+    for hour in range(SIZE + 6, SIZE + 21):
+        watched.capture(captured_s=3600.0 * hour, batch_s=0.2, latency=0.2, causes=causes)
+    alert = watched.acknowledge()
+    message = alert.data["message"]
+    assert re.search(r"from (9\d|10\d)(\.\d+)? ms to (19|20)\d ms", message), message
+    assert "since 1970-01-02 02:00:00 UTC; imbalance went from 20.0 ms to 100 ms" in message
+    assert alert.data["since_s"] == 3600 * (SIZE + 6)
+    assert alert.raised_s == 3600 * (SIZE + 10)
+    assert [change["cause"] for change in alert.data["causes"]] == ["imbalance", "slow_link"]
 
 
 def test_a_bubble_that_grows_while_batches_come_out_sooner_is_nobody_slower(watched):

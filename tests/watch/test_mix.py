@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from debubble import drift
-from debubble.drift import QUIET_CAPTURES, RATE, REFERENCE
-from debubble.watch import mix
+from debubble.drift import REFERENCE
 from debubble.watch.mix import Mix, advance, decompose, moved, wandering
 
 
@@ -15,7 +13,7 @@ def first_moved(captures):
     mix = Mix()
     for place, counts in enumerate(captures):
         mix = advance(mix, counts)
-        if moved(mix, REFERENCE, RATE):
+        if moved(mix):
             return place - REFERENCE + 1
     return None
 
@@ -29,15 +27,14 @@ def drawn(rng, share, captures, *, requests=30, wander=None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wander", [None, 30.0])
-def test_quiet_traffic_raises_alarms_at_the_stated_rate(wander):
+def test_quiet_traffic_raises_hardly_any_alarm(wander):
     rng = np.random.default_rng(5)
-    captures = REFERENCE + QUIET_CAPTURES
+    captures = REFERENCE + 300
     raised = [
         first_moved(drawn(rng, (0.7, 0.2, 0.1), captures, wander=wander)) is not None
         for _ in range(60)
     ]
-    # 5 % are allowed; three standard errors of 60 series are 8.4 %.
-    assert np.mean(raised) <= RATE + 0.084
+    assert sum(raised) <= 3  # 1 % are allowed, and three of 60 by chance
 
 
 def test_traffic_that_moves_is_found_soon_even_where_shares_wander():
@@ -78,7 +75,3 @@ def test_a_change_is_split_into_traffic_and_speed_exactly():
 def test_a_bucket_that_is_new_was_never_faster():
     found = decompose({512: 1}, {512: 1.0}, {2048: 1}, {512: 1.0, 2048: 5.0})
     assert (found.traffic_moved, found.buckets_slower) == (4.0, 0.0)
-
-
-def test_every_reference_that_levels_know_is_known_here_too():
-    assert {(size, rate) for size, rate, _ in drift.THRESHOLDS} == set(mix.THRESHOLDS)

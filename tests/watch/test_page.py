@@ -7,26 +7,14 @@ import subprocess
 
 import pytest
 from support.requirements import need_program
-from support.services.watch_service import finding
+from support.services.watch_service import shown_pipeline
 
 from debubble.report.watch_page import capture_page, show_metric, status_page
-from debubble.watch.journal import CaptureRow
-from debubble.watch.views import capture_view
 
 EVIL = "<script>alert(1)</script>'\">"
 
 
 def view(name="train", message="it got slower", points=((1.0, 0.2), (2.0, 0.3))):
-    row = CaptureRow(
-        number=7,
-        source=name,
-        key=f"{message} 1 2",
-        state="stored",
-        found_s=1.0,
-        finished_s=2.0,
-        problem=None,
-        finding=finding(report=message),
-    )
     alert = {
         "id": 3,
         "pipeline": name,
@@ -42,22 +30,8 @@ def view(name="train", message="it got slower", points=((1.0, 0.2), (2.0, 0.3)))
         "context_bucket": 512,
         "points": [list(one) for one in points],
     }
-    return {
-        "alerts": [alert],
-        "open_alerts": [alert],
-        "pipelines": [
-            {
-                "name": name,
-                "captures": {"stored": 1, "unreadable": 2},
-                "latest": capture_view(row, whole=True),
-                "recent": [capture_view(row, whole=False)],
-                "trends": [trend],
-                "drift": [],
-                "troubles": [],
-                "given_up": [],
-            }
-        ],
-    }
+    pipeline = shown_pipeline(name, report=message) | {"trends": [trend]}
+    return {"alerts": [alert], "open_alerts": [alert], "pipelines": [pipeline]}
 
 
 def test_strangers_words_are_shown_and_never_obeyed():
@@ -173,7 +147,7 @@ def test_the_page_works_in_a_browser(tmp_path):
              f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", watch.url],
             capture_output=True, text=True, check=True, timeout=120,
         )  # fmt: skip
-    assert "No alerts." in shown.stdout
+    assert "Not known yet: learning: 1 of 40 captures." in shown.stdout
     assert shown.stdout.count("<svg") >= 3
     assert "Latest report" in shown.stdout
     assert "Content Security Policy" not in shown.stderr
@@ -198,6 +172,57 @@ def test_a_pipeline_says_its_plan_or_why_it_has_none():
     for page in (status_page(shown), capture_page("train", latest)):
         assert "No plan is watched: batches &lt;script&gt;" in page
         assert EVIL not in page
+
+
+def figure(state, **given):
+    return {
+        "metric": "batch_latency_s",
+        "context_bucket": 512,
+        "state": state,
+        "reference_captures": 40,
+        "reference": 0.1,
+        "recent": 0.1,
+        "score": 0.0,
+        "since_s": None,
+        "causes": [],
+    } | given
+
+
+def test_the_page_answers_whoever_is_on_call():
+    shown = view()
+    grown = {"cause": "imbalance", "before_s": 0.01, "after_s": 0.03}
+    worse = figure("worse", recent=0.12, since_s=86400.0, causes=[grown])
+    learning = figure("learning", context_bucket=2048, reference_captures=4, reference=None)
+    for figures, said in (
+        ([figure("steady")], ["No: as in the first 40 captures (batch latency)."]),
+        (
+            [worse, learning],
+            [
+                "Yes: batch latency at up to 512 tokens 100 ms → 120 ms (+20.0 %); learning: 4 of",
+                "Since when?</dt><dd>1970-01-02 00:00:00 UTC<",
+                "imbalance went from 10.0 ms to 30.0 ms of a batch",
+                "What would plan do now?",
+            ],
+        ),
+        ([learning], ["Not known yet: learning: 4 of 40 captures"]),
+    ):
+        shown["pipelines"][0]["drift"] = figures
+        page = status_page(shown)
+        for words in said:
+            assert words in page
+    assert "none is possible" in status_page(shown | {"open_alerts": []})
+
+
+def test_theory_and_causes_are_drawn():
+    shown = view()
+    trend = shown["pipelines"][0]["trends"][0]
+    trend["theory"] = [[1.0, 0.1], [2.0, 0.1]]
+    trend["causes"] = {"compute": [[1.0, 0.08], [2.0, 0.08]], "imbalance": [[2.0, 0.04]]}
+    page = status_page(shown)
+    assert "</svg> theory 10.0 %" in page
+    assert ">10.0 %</text>" in page  # the axis reaches down to it
+    assert page.count("fill='url(#imbalance)'") == page.count("<pattern") == 2
+    assert "</svg> imbalance" in page
 
 
 def test_a_trend_has_axes():

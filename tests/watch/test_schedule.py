@@ -17,16 +17,7 @@ from debubble.watch.mix import (
 
 
 def trigger(*quiet):
-    return Trigger(
-        url="http://x",
-        kind="vllm",
-        every_s=3600,
-        jitter=0.1,
-        seconds=1,
-        steps=None,
-        quiet_hours=quiet,
-        most_waiting=8,
-    )
+    return Trigger(url="http://x", kind="vllm", every_s=3600, jitter=0.1, quiet_hours=quiet)
 
 
 def at(hour, minute=0, day=10):
@@ -82,8 +73,3 @@ def test_requests_are_counted_by_the_bucket_of_their_bound():
 def test_only_what_came_between_two_readings_counts():
     before = ServerMetrics(lengths={500.0: 5.0, 1000.0: 10.0, float("inf"): 10.0})
     assert requests_between(before, parse_metrics(PAGE)) == {1024: 1, 2048: 1}
-
-
-def test_a_server_that_was_started_again_counts_from_zero():
-    before = ServerMetrics(lengths={500.0: 900.0, 1000.0: 900.0, float("inf"): 900.0})
-    assert requests_between(before, parse_metrics(PAGE)) == {512: 5, 1024: 6, 2048: 1}

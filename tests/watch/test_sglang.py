@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from support.services.engine_routes import serving
-from support.services.watch_service import Watching
+from support.services.watch_service import Watching, write_config
 from support.traces.recordings import H200
 
 STEPS = 6
@@ -70,15 +70,9 @@ def sglang():
 
 
 def configure(folder, url):
-    traces = folder / "traces"
-    traces.mkdir()
-    config = folder / "watch.toml"
-    config.write_text(
-        f'store = "sqlite:///{folder}/history.db"\n[listen]\naddress = "127.0.0.1:0"\n'
-        f'[[source]]\nname = "chat"\nfolder = "{traces}"\nserver = "{url}"\nkind = "sglang"\n'
-        f'every = "1h"\njitter = "0%"\nsteps = {STEPS}\nsettle = "0s"\npoll = "100ms"\n'
-    )
-    return config
+    source = f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{url}"\n'
+    source += f'kind = "sglang"\njitter = "0%"\nsteps = {STEPS}\nsettle = "0s"\npoll = "100ms"\n'
+    return write_config(folder, sources=source)
 
 
 @pytest.mark.slow

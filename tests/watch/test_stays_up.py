@@ -132,8 +132,8 @@ DAMAGES = {
     "files": "UPDATE watch_captures SET state='claimed', files='[3' WHERE id=1",
     "a count": "UPDATE watch_captures SET state='claimed', attempts='x' WHERE id=1",
     "states": "UPDATE watch_states SET data='[]'",
-    "a state's name": "UPDATE watch_states SET name='drift/bubble_fraction/x' WHERE name LIKE "
-    "'drift/bubble%'",
+    "a state's name": "UPDATE watch_states SET name='level/bubble_fraction/x' WHERE name LIKE "
+    "'level/bubble%'",
     "an alert": "INSERT INTO watch_alerts (source, kind, subject, raised_s, capture_id, data) "
     "VALUES ('train', 'plan_outdated', 'plan', 1e300, 'x', '{')",
     "figures": "UPDATE watch_points SET value='many', bucket='wide', at_s='then'",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 from support.services.engine_routes import serving
-from support.services.watch_service import PATIENCE_S, Watching
+from support.services.watch_service import PATIENCE_S, Watching, write_config
 from support.traces.recordings import H200
 
 from debubble.server_notes import read_server_notes
@@ -77,10 +77,7 @@ def configure(folder, engines, *, witness=None, **said):
     """Write a configuration; a witness is captured all the time, whatever is said of the others."""
     sources = "".join(source(one, **said) for one in engines)
     sources += source(witness) if witness else ""
-    config = folder / "watch.toml"
-    listen = '[listen]\naddress = "127.0.0.1:0"\n'
-    config.write_text(f'store = "sqlite:///{folder}/history.db"\n{listen}{sources}')
-    return config
+    return write_config(folder, sources=sources)
 
 
 def wait_until_profiling():

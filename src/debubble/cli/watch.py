@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +14,12 @@ import click
 from debubble.answers.base import json_text
 from debubble.cli.gates import store_url
 from debubble.cli.options import json_option
-from debubble.errors import MissingExtra, UsageError, mask_secrets
-from debubble.measure.store import Store
+from debubble.errors import MissingExtra, StoreError, UsageError, mask_secrets
+from debubble.measure.store import Store, default_url
 from debubble.units import printable
 from debubble.watch.config import Config, read_config
 from debubble.watch.files import FILES, read_file
-from debubble.watch.views import SCHEMA, describe_config, missing_folders, say_config
+from debubble.watch.views import SCHEMA, describe_config, learning_of, missing_folders, say_config
 
 if TYPE_CHECKING:
     from debubble.watch.journal import Journal
@@ -73,9 +74,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
         raise UsageError("there is nothing to watch", hint="debubble watch --config watch.toml")
     config = read_config(path, store=store)
     if check:
-        said = say_config(config)
+        learning = _learning(config)
+        said = say_config(config, learning)
         told = f"```text\n{said}\n```" if markdown else said
-        click.echo(json_text(describe_config(config)) if as_json else mask_secrets(told))
+        shown = json_text(describe_config(config, learning)) if as_json else mask_secrets(told)
+        click.echo(shown)
         for warning in missing_folders(config):
             click.echo(f"warning: {warning}", err=True)
         return
@@ -129,6 +132,19 @@ def retry(  # noqa: PLR0913 (one argument a flag)
         line = f"{row['capture']} {row['source']} {row['key']}: {row['problem']}"
         click.echo(printable(line))
     click.echo(f"{len(rows)} given up." if listed else f"{count} taken up again.")
+
+
+def _learning(config: Config) -> dict[str, str]:
+    """Say how far references have come: to check a configuration needs no store, and makes none."""
+    url = config.store or default_url(os.environ, Path.home())
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
+        return learning_of(config, None)
+    try:
+        with _opened(config) as journal:
+            return learning_of(config, journal)
+    except (MissingExtra, StoreError) as error:
+        click.echo(f"warning: {error}", err=True)
+        return {}
 
 
 @contextmanager

@@ -17,12 +17,8 @@ from typing import NamedTuple
 from debubble import drift
 from debubble.meter.record import END, OP, PASSES, PEER, STAGE, START, Step
 
-# Steps whose median is one value of the chart: a single slow step moves nothing, and a rank that
-# gets 5 % slower is found within 20 steps (docs/explanation/accuracy.md).
-BLOCK = 4
-# The share of quiet ranks that raise an alarm within 300 blocks, 1,200 steps: a job has many ranks.
-RATE = 0.01
-CHART = drift.Chart(sides="up", rate=RATE, by_factors=True)
+# A job has many ranks, and steps enough: the reference may be longer than that of captures.
+CHART = drift.Chart(sides="up", reference=4 * drift.REFERENCE)
 # A rank with so much more to do than the median of its pipeline drags it, also if it always did.
 _DRAGS = 0.05
 _REMEMBERED = 32
@@ -147,9 +143,7 @@ class RankFigures:
     track: drift.Track = field(default_factory=drift.Track)
     quickest_ns: dict[int, int] = field(default_factory=dict)
     """The quickest message of all from each rank."""
-    since_step: int = -1
     first_step: int = -1
-    _block: list[int] = field(default_factory=list)
 
     def take(self, figures: StepFigures, *, disturbed: bool = False) -> bool:
         """Take a step in; True where the rank got slower, beyond doubt and for the first time.
@@ -162,32 +156,24 @@ class RankFigures:
         for peer, took in figures.arrivals_ns.items():
             self.quickest_ns[peer] = min(self.quickest_ns.get(peer, took), took)
         if disturbed or figures.busy_ns <= 0:
-            self._block.clear()
-            return False
-        self._block.append(figures.busy_ns)
-        if len(self._block) < BLOCK:
             return False
         before = drift.alarm(self.track, CHART)
-        self.track = drift.advance(self.track, median(self._block), CHART)
-        self._block.clear()
-        if not self.track.above:
-            self.since_step = -1
-        elif self.since_step < 0:
-            self.since_step = figures.number - BLOCK + 1
+        self.track = drift.advance(self.track, figures.busy_ns, CHART, figures.number)
         return before is None and drift.alarm(self.track, CHART) is not None
 
-    def accept(self) -> None:
-        """Take the level as it is now for the normal one: what was captured is known."""
-        self.track = drift.Track()
-        self.since_step = -1
+    @property
+    def since_step(self) -> int:
+        """The step since which it takes longer; -1 where it does not."""
+        since = self.track.up.since
+        return -1 if since is None else int(since)
 
     @property
     def slower_by(self) -> float:
         """By how much longer what the rank does takes than it did; 0 without an alarm."""
         track = self.track
-        if drift.alarm(track, CHART) is None or track.centre is None or track.recent is None:
+        if drift.alarm(track, CHART) is None or track.level is None or track.recent is None:
             return 0.0
-        return CHART.level(track.recent) / CHART.level(track.centre) - 1
+        return track.recent / track.level - 1
 
     def tell(self) -> RankReport | None:
         """Return what the others are told; None before the first step."""

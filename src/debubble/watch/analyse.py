@@ -32,12 +32,16 @@ from debubble.units import NS_PER_S
 
 UNKNOWN_BUCKET = 0
 """Where nobody told the context length."""
+THEORY, CAUSE = "theory", "cause/"
+"""What points are called that are no metric: the second is followed by the cause."""
 _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
 _ORPHAN_POLL_S = 1.0
 # An alarm that rings in a destructor is swallowed there: it rings again, and is remembered.
 _AGAIN_S = 1.0
+# Clocks that count from a machine's start are younger than those that count from 1970.
+_CALENDAR_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,18 @@ class Finding:
     report: str
     no_plan: str = ""
     """Why there is none."""
+    captured_s: float | None = None
+    """When its first pass began, or its last file was written; None where nothing tells."""
+    batch_s: float | None = None
+    """What a batch takes of each rank: causes are shares of it."""
+
+    def points(self) -> dict[str, float]:
+        """Return what is drawn over time: metrics, theory, and causes in seconds of a batch."""
+        causes = {
+            f"{CAUSE}{cause}": share * (self.batch_s or 0.0) for cause, share in self.causes.items()
+        }
+        theory = {} if self.theory is None else {THEORY: self.theory}
+        return self.metrics | theory | {cause: took_s for cause, took_s in causes.items() if took_s}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +142,8 @@ class Task:
     """Where a digest of each rank is kept."""
     in_flight: int | None = None
     """Batches that the server is said to keep in flight."""
+    written_s: float | None = None
+    """When the last of its files was, where that is known."""
 
 
 def analyse(task: Task) -> Outcome:
@@ -168,12 +186,19 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         raise NoPipeline("no step was captured whole, so nothing can be measured")
     counts, bucket, told_by = _contexts(measurement, run.job, task.traffic)
     plan, no_plan = _plan(run)
+    metrics = _metrics(measurement)
+    rate = metrics.get("microbatches_per_s")
+    batch_s = metrics.get("batch_latency_s")
+    if figures.kind == "stream":
+        batch_s = 1 / rate if rate else None
+    starts_ns = run.timeline.passes.start_ns
+    began_s = int(starts_ns.min()) / NS_PER_S if len(starts_ns) else 0.0
     accounted = run.ledger or run.stream
     return measurement, Finding(
         bucket=bucket,
         context_source=told_by,
         counts=counts,
-        metrics=_metrics(measurement),
+        metrics=metrics,
         causes={str(cause): share for cause, share in accounted.shares().items()}
         if accounted
         else {},
@@ -185,6 +210,8 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         no_plan=no_plan,
         warnings=tuple(f"{gap.code}: {gap}" for gap in run.warnings),
         report=_as_text(find_page(answer_find(run))),
+        captured_s=began_s if began_s > _CALENDAR_S else task.written_s,
+        batch_s=batch_s,
     )
 
 

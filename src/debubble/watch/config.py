@@ -38,6 +38,8 @@ _SHORTEST_TOKEN = 16
 _SEE = "docs/reference/watch-config.md lists every key"
 
 _Count = Annotated[int, Meta(ge=1)]
+# Of fewer captures nobody knows the noise.
+_FEWEST = 2 * drift.STAYS
 
 
 class Table(Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,8 +103,8 @@ class Listen(Table, frozen=True, kw_only=True):
 class Drift(Table, frozen=True, kw_only=True):
     """How changes are told from noise."""
 
-    reference: _Count = drift.REFERENCE
-    rate: float = field(name="false_alarms", default=drift.RATE)
+    reference: Annotated[int, Meta(ge=_FEWEST)] = drift.REFERENCE
+    min_change: float = drift.MIN_CHANGE
     sides: str = "worse"
 
 
@@ -237,7 +239,6 @@ def _check(config: Config) -> None:
             "and there is no token",
             hint="add listen.token_file, or listen on 127.0.0.1",
         )
-    drift.Chart(sides="both", reference=config.drift.reference, rate=config.drift.rate)
 
 
 def is_loopback(host: str) -> bool:
@@ -315,7 +316,7 @@ def _read_hours(text: str) -> tuple[time, time]:
 
 _READERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("settle", "poll", "every", "seconds", "around", "timeout"), parse_period),
-    **dict.fromkeys(("jitter", "false_alarms"), parse_share),
+    **dict.fromkeys(("jitter", "min_change"), parse_share),
     "max_inflated": parse_bytes,
     "name": _read_name,
     "folder": _read_folder,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,6 +65,11 @@ class CaptureRow:
     problem: str | None
     finding: Finding | None
 
+    @property
+    def captured_s(self) -> float:
+        """When it was captured; when it was found where nothing tells."""
+        return (self.finding and self.finding.captured_s) or self.found_s
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
@@ -74,6 +80,7 @@ class Alert:
     kind: str
     subject: str
     raised_s: float
+    """When the capture that raised it was taken."""
     capture: int
     acknowledged_s: float | None
     data: dict[str, Any]
@@ -96,9 +103,10 @@ class Journal:
         with store.transaction() as connection:
             add_tables(connection, tables.ALL)
 
-    def _rows(self, query: sa.Executable) -> Sequence[Any]:
-        with self.store.transaction() as connection:
-            return connection.execute(query).all()
+    def _rows(self, query: sa.Executable, connection: sa.Connection | None = None) -> Sequence[Any]:
+        """Return all rows, as a transaction that is open sees them, or a new one."""
+        with nullcontext(connection) if connection else self.store.transaction() as opened:
+            return opened.execute(query).all()
 
     def _scalar(self, query: sa.Executable) -> Any:
         """Return the first column of the first row; None where there is none."""
@@ -133,10 +141,7 @@ class Journal:
                 attempts=1,
                 files=_encode(tuple(files)),
             )
-            number = int(connection.execute(row.returning(table.c.id)).scalar_one())
-        return Claim(
-            number=number, source=source, key=key, files=tuple(files), deaths=0, found_s=now_s
-        )
+            return _as_claim(connection.execute(row.returning(table)).one())
 
     def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
         """Return the claims of a service that died, the least suspect first."""
@@ -237,17 +242,19 @@ class Journal:
                 tags={"watch": claim.key},
             )
             connection.execute(this.values(measurement_id=number, data=_encode(finding)))
-            for metric, value in finding.metrics.items():
-                connection.execute(
-                    tables.points.insert().values(
-                        capture_id=claim.number,
-                        metric=metric,
-                        source=claim.source,
-                        bucket=finding.bucket,
-                        at_s=claim.found_s,
-                        value=value,
-                    )
-                )
+            points = [
+                {
+                    "capture_id": claim.number,
+                    "metric": metric,
+                    "source": claim.source,
+                    "bucket": finding.bucket,
+                    "at_s": finding.captured_s or claim.found_s,
+                    "value": value,
+                }
+                for metric, value in finding.points().items()
+            ]
+            if points:
+                connection.execute(tables.points.insert(), points)
             follow(connection, finding)
         return True
 
@@ -278,38 +285,20 @@ class Journal:
         query = sa.select(table.c.state, sa.func.count()).where(table.c.source == source)
         return {state: int(count) for state, count in self._rows(query.group_by(table.c.state))}
 
-    def points(self, source: str, metric: str, *, most: int) -> list[tuple[float, int, float]]:
-        """Return the last values of a metric: when, which bucket, what; the oldest first."""
+    def points(
+        self, source: str, *, most: int, connection: sa.Connection | None = None
+    ) -> dict[str, list[tuple[float, int, float]]]:
+        """Return by metric what the last captures gave: when, which bucket, what; oldest first."""
         table = tables.points
-        query = (
-            sa.select(table.c.at_s, table.c.bucket, table.c.value)
-            .where(table.c.source == source, table.c.metric == metric)
-            .order_by(table.c.capture_id.desc())
-            .limit(most)
-        )
-        rows = [(row.at_s, row.bucket, row.value) for row in reversed(self._rows(query))]
-        return [
-            row
-            for row in rows
-            if _is_time(row[0]) and isinstance(row[1], int) and _is_finite(row[2])
-        ]
-
-    def histogram(
-        self, source: str, metric: str, bounds: Sequence[float]
-    ) -> dict[int, tuple[list[int], float]]:
-        """Count all values of a metric up to each bound and in all, with their sum, by bucket."""
-        table = tables.points
-        below = [sa.func.sum(sa.case((table.c.value <= bound, 1), else_=0)) for bound in bounds]
-        query = (
-            sa.select(table.c.bucket, sa.func.sum(table.c.value), *below, sa.func.count())
-            .where(table.c.source == source, table.c.metric == metric)
-            .group_by(table.c.bucket)
-        )
-        return {
-            int(bucket): ([int(count) for count in counts], float(total))
-            for bucket, total, *counts in self._rows(query)
-            if isinstance(bucket, int) and _is_finite(total)
-        }
+        of_source = table.c.source == source
+        numbers = sa.select(table.c.capture_id).where(of_source).distinct()
+        newest = numbers.order_by(table.c.capture_id.desc()).limit(most).subquery()
+        query = table.select().where(of_source, table.c.capture_id.in_(sa.select(newest)))
+        points: dict[str, list[tuple[float, int, float]]] = {}
+        for row in self._rows(query.order_by(table.c.at_s, table.c.capture_id), connection):
+            if _is_time(row.at_s) and isinstance(row.bucket, int) and _is_finite(row.value):
+                points.setdefault(row.metric, []).append((row.at_s, row.bucket, row.value))
+        return points
 
     def prunable(self, source: str, *, keep: int) -> list[tuple[int, tuple[str, ...]]]:
         """Return finished captures beyond the newest, with the files they still have."""
@@ -337,15 +326,18 @@ class Journal:
         data = connection.execute(query).scalar()
         return kind() if data is None else _decode(data, kind) or kind()
 
-    def states(self, source: str, prefix: str, kind: type[Any]) -> dict[str, Any]:
+    def states(
+        self, source: str, prefix: str, kind: type[_T], connection: sa.Connection | None = None
+    ) -> dict[str, _T]:
         """Return all that is remembered under a prefix."""
         table = tables.states
         begins = table.c.name.startswith(prefix, autoescape=True)
-        found = (
+        query = table.select().where(table.c.source == source, begins)
+        states = (
             (row.name.removeprefix(prefix), _decode(row.data, kind))
-            for row in self._rows(table.select().where(table.c.source == source, begins))
+            for row in self._rows(query, connection)
         )
-        return {name: state for name, state in found if state is not None}
+        return {name: state for name, state in states if state is not None}
 
     def remember(self, connection: sa.Connection, source: str, name: str, state: object) -> None:
         """Remember something for the next capture."""
@@ -362,7 +354,7 @@ class Journal:
         subject: str,
         data: Mapping[str, Any],
         *,
-        now_s: float,
+        at_s: float,
         targets: Sequence[str],
     ) -> int | None:
         """Raise an alert and queue it for the webhooks; None where the same one is open already."""
@@ -379,14 +371,14 @@ class Journal:
             source=claim.source,
             kind=kind,
             subject=subject,
-            raised_s=now_s,
+            raised_s=at_s,
             capture_id=claim.number,
             data=_encode(data),
         )
         number = int(connection.execute(row.returning(table.c.id)).scalar_one())
         for target in targets:
             queued = tables.deliveries.insert().values(
-                alert_id=number, target=target, attempts=0, next_s=now_s
+                alert_id=number, target=target, attempts=0, next_s=at_s
             )
             connection.execute(queued)
         return number

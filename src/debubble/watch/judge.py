@@ -5,15 +5,16 @@ Traffic moved; a bucket of context lengths got slower; the plan is no longer the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from statistics import fmean
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from debubble import drift
-from debubble.report.watch_page import say_bucket, say_metric, show_metric
+from debubble.report.watch_page import say_bucket, say_cause, say_metric, show_metric, show_time
 from debubble.units import counted, show_share
 from debubble.watch import mix
-from debubble.watch.analyse import Finding
+from debubble.watch.analyse import CAUSE, Finding
 from debubble.watch.config import Drift
 from debubble.watch.journal import Alert, Claim, Journal
 
@@ -32,11 +33,16 @@ WORSE: dict[str, drift.Direction] = {
     "batch_latency_s": "up",
     "microbatches_per_s": "down",
 }
-# Times and rates vary by factors, shares by differences.
-_BY_FACTORS = frozenset({"batch_latency_s", "microbatches_per_s"})
+# Captures that are drawn, and that causes are asked of.
+LOOKED_BACK = 300
 # A plan counts once so many captures in a row say the same: one may be noise.
 _AGREEING = 3
-_MIX, _PLAN, TRACKS = "mix", "plan", "drift/"
+_MIX, _PLAN, TRACKS = "mix", "plan", "level/"
+
+Tracks = dict[str, drift.Track]
+"""What is remembered of each metric and bucket, by `metric/bucket`."""
+Points = Mapping[str, Sequence[tuple[float, int, float]]]
+"""By metric: when, which bucket, what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,84 +63,95 @@ class Judge:
 
     def chart(self, metric: str) -> drift.Chart:
         """Return how a metric is watched."""
-        sides: drift.Sides = "both" if self.settings.sides == "both" else WORSE[metric]
         return drift.Chart(
-            sides=sides,
+            sides="both" if self.settings.sides == "both" else WORSE[metric],
             reference=self.settings.reference,
-            rate=self.settings.rate,
-            by_factors=metric in _BY_FACTORS,
+            min_change=self.settings.min_change,
+            is_share=metric == "bubble_fraction",
         )
 
     def follow(
-        self, connection: Connection, claim: Claim, finding: Finding, *, now_s: float
+        self, connection: Connection, claim: Claim, finding: Finding
     ) -> list[tuple[str, str]]:
         """Take a capture in; return kind and message of the alerts that it raised."""
         raised: list[tuple[str, str]] = []
+        at_s = finding.captured_s or claim.found_s
 
         def alert(kind: str, subject: str, data: dict[str, Any]) -> None:
             number = self.journal.raise_alert(
-                connection, claim, kind, subject, data, now_s=now_s, targets=self.targets
+                connection, claim, kind, subject, data, at_s=at_s, targets=self.targets
             )
             if number is not None:
                 raised.append((kind, str(data["message"])))
 
-        self._levels(connection, claim.source, finding, alert)
-        self._traffic(connection, claim.source, finding, alert)
+        tracks = self.journal.states(claim.source, TRACKS, drift.Track, connection)
+        for metric in WORSE:
+            value = finding.metrics.get(metric)
+            if value is not None:
+                subject = f"{metric}/{finding.bucket}"
+                track = tracks.get(subject, drift.Track())
+                tracks[subject] = drift.advance(track, value, self.chart(metric), at_s)
+                name = f"{TRACKS}{subject}"
+                self.journal.remember(connection, claim.source, name, tracks[subject])
+        self._levels(connection, claim.source, finding.bucket, tracks, alert)
+        self._traffic(connection, claim.source, finding, tracks, alert)
         self._plan(connection, claim.source, finding, alert)
         return raised
 
-    def _levels(self, connection: Connection, source: str, finding: Finding, alert: Any) -> None:
-        for metric, worse in WORSE.items():
-            value = finding.metrics.get(metric)
-            if value is None or (metric in _BY_FACTORS and value <= 0):
+    def state(self, tracks: Tracks, metric: str, bucket: int) -> str:
+        """Say how a figure stands: `learning`, `steady`, `worse` or `better`."""
+        track = tracks[f"{metric}/{bucket}"]
+        if track.level is None:
+            return "learning"
+        direction = drift.alarm(track, self.chart(metric))
+        if direction is None:
+            return "steady"
+        if direction != WORSE[metric]:
+            return "better"
+        # Ranks wait more, and batches come out sooner: nobody is slower.
+        waits_more = metric == "bubble_fraction" and _is_quicker(tracks, bucket)
+        return "steady" if waits_more else "worse"
+
+    def _levels(
+        self, connection: Connection, source: str, bucket: int, tracks: Tracks, alert: Any
+    ) -> None:
+        for metric in WORSE:
+            subject = f"{metric}/{bucket}"
+            state = self.state(tracks, metric, bucket) if subject in tracks else ""
+            if state not in {"worse", "better"}:
                 continue
-            chart, name = self.chart(metric), f"{TRACKS}{metric}/{finding.bucket}"
-            track = self.journal.state(connection, source, name, drift.Track)
-            track = drift.advance(track, value, chart)
-            self.journal.remember(connection, source, name, track)
-            direction = drift.alarm(track, chart)
-            if direction is None or track.centre is None or track.recent is None:
-                continue
-            before, after = chart.level(track.centre), chart.level(track.recent)
-            slower = direction == worse
-            if (
-                slower
-                and metric == "bubble_fraction"
-                and self._is_quicker(connection, source, finding.bucket)
-            ):
-                continue  # ranks wait more, and batches come out sooner: nobody is slower
+            track = tracks[subject]
+            since_s = track.moving.since or 0.0
+            points = self.journal.points(source, most=LOOKED_BACK, connection=connection)
+            causes = cause_changes(points, bucket, since_s) if state == "worse" else []
+            grown = f"; {say_cause(causes[0])}" if causes else ""
+            where = f" of requests {say_bucket(bucket)}" if bucket else ""
             data = {
                 "metric": metric,
-                "context_bucket": finding.bucket,
-                "before": before,
-                "after": after,
-                "message": f"{source}: {say_metric(metric)} at {say_bucket(finding.bucket)} got "
-                f"{'worse' if slower else 'better'}, from {show_metric(metric, before)} to "
-                f"{show_metric(metric, after)}, with the same context length",
+                "context_bucket": bucket,
+                "before": track.level,
+                "after": track.recent,
+                "since_s": since_s,
+                "causes": causes,
+                "message": f"{source}: {say_metric(metric)}{where} got {state}, "
+                f"from {show_metric(metric, track.level)} to {show_metric(metric, track.recent)}, "
+                f"since {show_time(since_s)}{grown}",
             }
-            kind = BUCKET_SLOWER if slower else BUCKET_FASTER
-            alert(kind, f"{metric}/{finding.bucket}", data)
+            alert(BUCKET_SLOWER if state == "worse" else BUCKET_FASTER, subject, data)
 
-    def _is_quicker(self, connection: Connection, source: str, bucket: int) -> bool:
-        """Tell whether batches of a bucket take less time, and no fewer come a second."""
-        took, now = self._level_of(connection, source, "batch_latency_s", {bucket})
-        gave, gives = self._level_of(connection, source, "microbatches_per_s", {bucket})
-        if bucket not in took or now[bucket] >= took[bucket]:
-            return False
-        return bucket not in gave or gives[bucket] >= gave[bucket]
-
-    def _traffic(self, connection: Connection, source: str, finding: Finding, alert: Any) -> None:
+    def _traffic(
+        self, connection: Connection, source: str, finding: Finding, tracks: Tracks, alert: Any
+    ) -> None:
         if not finding.counts:
             return
-        size = self.settings.reference
         state = self.journal.state(connection, source, _MIX, mix.Mix)
-        state = mix.advance(state, finding.counts, size)
+        state = mix.advance(state, finding.counts, self.settings.reference)
         self.journal.remember(connection, source, _MIX, state)
-        if not mix.moved(state, size, self.settings.rate):
+        if not mix.moved(state):
             return
         before, after = mix.shares(state.reference), mix.shares(state.recent)
         newest = mix.shares(state.recent[-1:])
-        old, new = self._level_of(connection, source, "batch_latency_s", {*before, *after})
+        old, new = _levels_of(tracks, "batch_latency_s", {*before, *after})
         data: dict[str, Any] = {
             "before": {str(bucket): share for bucket, share in before.items()},
             "after": {str(bucket): share for bucket, share in after.items()},
@@ -145,30 +162,8 @@ class Judge:
             f"those of {_say_shift(before, after, newest)}",
         }
         if old or new:
-            change = mix.decompose(before, old, after, new)
-            data["batch_latency_s"] = {
-                "before": change.before,
-                "after": change.after,
-                "traffic_moved": change.traffic_moved,
-                "buckets_slower": change.buckets_slower,
-            }
+            data["batch_latency_s"] = asdict(mix.decompose(before, old, after, new))
         alert(TRAFFIC_MOVED, "context_length", data)
-
-    def _level_of(
-        self, connection: Connection, source: str, metric: str, buckets: set[int]
-    ) -> tuple[dict[int, float], dict[int, float]]:
-        """Return the level of a metric in each bucket, as it was and as it is."""
-        before, after = {}, {}
-        chart = self.chart(metric)
-        for bucket in buckets:
-            name = f"{TRACKS}{metric}/{bucket}"
-            track: drift.Track = self.journal.state(connection, source, name, drift.Track)
-            if not track.reference:
-                continue
-            was = fmean(track.reference) if track.centre is None else track.centre
-            now = was if track.recent is None else track.recent
-            before[bucket], after[bucket] = chart.level(was), chart.level(now)
-        return before, after
 
     def _plan(self, connection: Connection, source: str, finding: Finding, alert: Any) -> None:
         if finding.plan is None:
@@ -202,6 +197,44 @@ class Judge:
         else:
             name = f"{TRACKS}{alert.subject}"
             self.journal.remember(connection, alert.source, name, drift.Track())
+
+
+def _levels_of(
+    tracks: Tracks, metric: str, buckets: set[int]
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return the level of a metric in each bucket, as it was and as it is."""
+    before, after = {}, {}
+    for bucket in buckets:
+        track = tracks.get(f"{metric}/{bucket}")
+        if track is not None and track.reference:
+            before[bucket] = fmean(track.reference) if track.level is None else track.level
+            after[bucket] = before[bucket] if track.recent is None else track.recent
+    return before, after
+
+
+def _is_quicker(tracks: Tracks, bucket: int) -> bool:
+    """Tell whether batches of a bucket take less time, and no fewer come a second."""
+    took, now = _levels_of(tracks, "batch_latency_s", {bucket})
+    gave, gives = _levels_of(tracks, "microbatches_per_s", {bucket})
+    quicker = bool(took) and now[bucket] < took[bucket]
+    return quicker and (not gave or gives[bucket] >= gave[bucket])
+
+
+def cause_changes(points: Points, bucket: int, since_s: float) -> list[dict[str, Any]]:
+    """Return what each cause took of a batch before a time and since, what grew most first."""
+    captures = [at for at, of, _ in points.get("batch_latency_s", ()) if of == bucket]
+    before, after = ([at for at in captures if (at >= since_s) == is_after] for is_after in (0, 1))
+    if not before or not after:
+        return []
+    changes: list[dict[str, Any]] = []
+    for metric in points:
+        if metric.startswith(CAUSE):
+            took = {at: value for at, of, value in points[metric] if of == bucket}
+            was_s, now_s = (median(took.get(at, 0.0) for at in part) for part in (before, after))
+            cause = metric.removeprefix(CAUSE)
+            changes.append({"cause": cause, "before_s": was_s, "after_s": now_s})
+    grown = [change for change in changes if change["after_s"] > change["before_s"]]
+    return sorted(grown, key=lambda change: change["before_s"] - change["after_s"])
 
 
 def _say_shift(before: mix.Counts, after: mix.Counts, newest: mix.Counts) -> str:

@@ -2,7 +2,7 @@
 
 The last captures are held against the reference with Pearson's test for two samples. Traffic comes
 in batches, so counts vary more than chance alone lets them: by how much, the reference tells. What
-this leaves is put on one scale for any number of buckets, with a threshold set by simulation.
+this leaves is put on one scale for any number of buckets.
 """
 
 from __future__ import annotations
@@ -132,23 +132,9 @@ WINDOW = 10
 # Traffic of which less than a tenth went elsewhere is the same traffic.
 LEAST_MOVED = 0.1
 
-# What so many of 300 quiet captures' series exceed, by the size of the reference and the share of
-# series: the highest over 2 to 6 buckets, 1 to 1,000 requests a capture, shares that wander and
-# shares that do not. Printed by benchmarks/drift_thresholds.py.
-THRESHOLDS: dict[tuple[int, float], float] = {
-    (10, 0.01): 4.4,
-    (10, 0.05): 3.6,
-    (10, 0.1): 3.3,
-    (20, 0.01): 4.2,
-    (20, 0.05): 3.5,
-    (20, 0.1): 3.2,
-    (40, 0.01): 5.0,
-    (40, 0.05): 3.7,
-    (40, 0.1): 3.5,
-    (80, 0.01): 4.5,
-    (80, 0.05): 3.8,
-    (80, 0.1): 3.4,
-}
+# A score that at most 1 % of quiet series exceed in 300 captures: of 2 to 6 buckets, 1 to 1,000
+# requests a capture, with shares that wander and shares that do not, by references of 10 to 80.
+MOVED = 5.0
 
 Counts = Mapping[int, float]
 
@@ -171,12 +157,12 @@ def advance(mix: Mix, counts: Counts, reference: int = REFERENCE) -> Mix:
     return replace(mix, recent=(*mix.recent, mine)[-WINDOW:])
 
 
-def moved(mix: Mix, reference: int, rate: float) -> bool:
+def moved(mix: Mix) -> bool:
     """Tell whether the traffic of late is another one."""
-    if len(mix.reference) < reference or not mix.recent:
+    if not mix.recent:
         return False
     apart = distance(shares(mix.reference), shares(mix.recent))
-    return apart >= LEAST_MOVED and score(mix) > THRESHOLDS[reference, rate]
+    return apart >= LEAST_MOVED and score(mix) > MOVED
 
 
 def shares(captures: Sequence[Counts]) -> dict[int, float]:

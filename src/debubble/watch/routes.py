@@ -27,7 +27,7 @@ from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 from debubble.watch.config import Config, Listen, is_loopback
 from debubble.watch.journal import Journal
 from debubble.watch.judge import Judge
-from debubble.watch.metrics import LATENCY_BOUNDS_S, Counts, write_metrics
+from debubble.watch.metrics import Counts, write_metrics
 from debubble.watch.supervise import log
 from debubble.watch.views import SCHEMA, capture_view, whole_view
 
@@ -306,11 +306,7 @@ class Routes:
         """Look into the store, and lay out anew what is shown."""
         self.is_stale = False
         view = whole_view(self._config, self._journal, self._judge, self._counts.troubles())
-        histograms = {
-            source.name: self._journal.histogram(source.name, "batch_latency_s", LATENCY_BOUNDS_S)
-            for source in self._config.sources
-        }
-        self._metrics = write_metrics(view, histograms, self._counts)
+        self._metrics = write_metrics(view, self._counts)
         self._page = status_page(view).encode()
         self._view = view
 

@@ -340,20 +340,20 @@ class Service:
             traffic=traffic,
             digests=await self._in_thread(digest_place, source),
             in_flight=source.in_flight,
+            written_s=newest_s,
         )
         analysis = await self._compute(task)
         if analysis is None:
             return  # stopping: the next service takes it up
         raised: list[tuple[str, str]] = []
-        now_s = time.time()
         async with self._storing:
             stored = await self._in_thread(
                 lambda: self.journal.finish(
                     claim,
                     analysis,
-                    now_s=now_s,
+                    now_s=time.time(),
                     follow=lambda connection, finding: raised.extend(
-                        self._judge(connection, claim, finding, now_s)
+                        self._judge(connection, claim, finding)
                     ),
                 )
             )
@@ -369,11 +369,11 @@ class Service:
             log("alert", level="warning", source=source.name, kind=kind, message=message)
 
     def _judge(
-        self, connection: Connection, claim: Claim, finding: Finding, now_s: float
+        self, connection: Connection, claim: Claim, finding: Finding
     ) -> list[tuple[str, str]]:
         """Hold a capture against those before; what these left behind may be damaged."""
         try:
-            return self.judge.follow(connection, claim, finding, now_s=now_s)
+            return self.judge.follow(connection, claim, finding)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             _say_bug(error)
             return []

@@ -184,14 +184,11 @@ def _tables_of(listed: bytes, address: str) -> list[tuple[str, int]]:
 
 
 def is_complete(traces: Sequence[str], listed: Collection[str]) -> bool:
-    """Tell whether sidecars say that all is there: every rank's, with steps timed afterwards."""
+    """Tell whether the sidecars of all ranks are there: each is written after its trace."""
     if not all(sidecar_of(trace) in listed for trace in traces):
         return False
-    said = [read_sidecar(trace)[0] for trace in traces]
-    return all(
-        sidecar is not None and sidecar.world_size == len(traces) and sidecar.steps.after_s
-        for sidecar in said
-    )
+    sidecars = [read_sidecar(trace)[0] for trace in traces]
+    return all(sidecar and sidecar.world_size == len(traces) for sidecar in sidecars)
 
 
 def list_files(root: str) -> Iterable[Entry]:

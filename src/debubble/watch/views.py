@@ -8,20 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from debubble import drift
+from debubble.report.watch_page import say_learning
 from debubble.trace.digest.content import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import counted, show_period, show_share
+from debubble.watch.analyse import CAUSE, THEORY
 from debubble.watch.config import Config, Source
 from debubble.watch.journal import Alert, CaptureRow, Journal
-from debubble.watch.judge import TRACKS, WORSE, Judge
+from debubble.watch.judge import LOOKED_BACK, TRACKS, WORSE, Judge, Points, cause_changes
 
 SCHEMA = "debubble.watch/1"
 SHOWN_CAPTURES = 20
-SHOWN_POINTS = 300
 METRICS = ("bubble_fraction", "batch_latency_s", "microbatches_per_s", "peak_memory_bytes")
 
 
-def say_config(config: Config) -> str:
+def learning_of(config: Config, journal: Journal | None) -> dict[str, str]:
+    """Say of each source how far its references have come; without a journal, nowhere."""
+    shown: dict[str, list[dict[str, Any]]] = {source.name: [] for source in config.sources}
+    if journal is not None:
+        judge = Judge(journal=journal, settings=config.drift)
+        shown = {name: drift_view(journal, judge, name, {}) for name in shown}
+    return {name: say_learning(of, config.drift.reference) for name, of in shown.items()}
+
+
+def say_config(config: Config, learning: Mapping[str, str]) -> str:
     """Say in sentences what would be done."""
     listen = config.listen
     guard = "with a token" if listen.token else "without a token: only this machine reaches it"
@@ -30,11 +40,15 @@ def say_config(config: Config) -> str:
             f"Would watch {counted(len(config.sources), 'pipeline')} and answer on "
             f"http://{listen.host}:{listen.port}, {guard}."
         ),
-        *(f"- {source.name}: {_say_source(source)}" for source in config.sources),
+        *(
+            f"- {source.name}: {'; '.join(filter(None, said))}"
+            for source in config.sources
+            for said in [(_say_source(source), learning.get(source.name))]
+        ),
         (
-            f"An alert comes after {config.drift.reference} captures of a context length at the "
-            f"earliest; of quiet figures, at most {show_share(config.drift.rate)} raise one in "
-            f"{drift.QUIET_CAPTURES} captures."
+            f"The first {config.drift.reference} captures of a context length are the reference; "
+            f"an alert comes once {drift.STAYS} or more are {show_share(config.drift.min_change)} "
+            "worse than those, and beyond their noise."
         ),
     ]
     if config.webhooks:
@@ -62,7 +76,7 @@ def _say_source(source: Source) -> str:
     return f"{source.trigger.url} captured every {every} into {source.folder}{kept}"
 
 
-def describe_config(config: Config) -> dict[str, Any]:
+def describe_config(config: Config, learning: Mapping[str, str]) -> dict[str, Any]:
     """Return the same for programs."""
     return {
         "schema": SCHEMA,
@@ -80,12 +94,13 @@ def describe_config(config: Config) -> dict[str, Any]:
                 "digests": source.digests,
                 "server": None if source.trigger is None else source.trigger.url,
                 "every_s": None if source.trigger is None else source.trigger.every_s,
+                "learning": learning.get(source.name) or None,
             }
             for source in config.sources
         ],
         "drift": {
             "reference": config.drift.reference,
-            "false_alarms_fraction": config.drift.rate,
+            "min_change_fraction": config.drift.min_change,
             "sides": config.drift.sides,
         },
         "webhooks": len(config.webhooks),
@@ -118,6 +133,7 @@ def whole_view(
 def pipeline_view(journal: Journal, judge: Judge, name: str) -> dict[str, Any]:
     """Return all that is shown of one pipeline."""
     latest = journal.latest(name)
+    points = journal.points(name, most=LOOKED_BACK)
     return {
         "name": name,
         "captures": journal.outcomes(name),
@@ -125,8 +141,9 @@ def pipeline_view(journal: Journal, judge: Judge, name: str) -> dict[str, Any]:
         "recent": [
             capture_view(row, whole=False) for row in journal.captures(name, most=SHOWN_CAPTURES)
         ],
-        "trends": trends_view(journal, name),
-        "drift": drift_view(journal, judge, name),
+        "trends": trends_view(points),
+        "drift": drift_view(journal, judge, name, points),
+        "reference": judge.settings.reference,
     }
 
 
@@ -137,6 +154,7 @@ def capture_view(row: CaptureRow, *, whole: bool) -> dict[str, Any]:
         "id": row.number,
         "capture": row.key.rsplit(" ", 2)[0],
         "state": row.state,
+        "captured_s": row.captured_s,
         "found_s": row.found_s,
         "finished_s": row.finished_s,
         "problem": row.problem,
@@ -164,44 +182,56 @@ def capture_view(row: CaptureRow, *, whole: bool) -> dict[str, Any]:
     return data
 
 
-def trends_view(journal: Journal, name: str) -> list[dict[str, Any]]:
-    """Return each metric over time, by context bucket."""
+def trends_view(points: Points) -> list[dict[str, Any]]:
+    """Return each metric over time, by context bucket; the bubble with theory and causes."""
+    by_bucket: dict[int, dict[str, list[list[float]]]] = {}
+    for metric, of_metric in points.items():
+        for at_s, bucket, value in of_metric:
+            by_bucket.setdefault(bucket, {}).setdefault(metric, []).append([at_s, value])
     trends = []
     for metric in METRICS:
-        lines: dict[int, list[list[float]]] = {}
-        for at_s, bucket, value in journal.points(name, metric, most=SHOWN_POINTS):
-            lines.setdefault(bucket, []).append([at_s, value])
-        for bucket, points in sorted(lines.items()):
-            trends.append({"metric": metric, "context_bucket": bucket or None, "points": points})
+        for bucket, lines in sorted(by_bucket.items()):
+            if metric not in lines:
+                continue
+            trend: dict[str, Any] = {"metric": metric, "context_bucket": bucket or None}
+            trend["points"] = lines[metric]
+            if metric == "bubble_fraction":
+                trend["theory"] = lines.get(THEORY, [])
+            if metric == "batch_latency_s":
+                trend["causes"] = {
+                    name.removeprefix(CAUSE): line
+                    for name, line in lines.items()
+                    if name.startswith(CAUSE)
+                }
+            trends.append(trend)
     return trends
 
 
-def drift_view(journal: Journal, judge: Judge, name: str) -> list[dict[str, Any]]:
-    """Return how near each watched figure is to an alert."""
-    found = []
-    for subject, track in sorted(journal.states(name, TRACKS, drift.Track).items()):
+def drift_view(journal: Journal, judge: Judge, name: str, points: Points) -> list[dict[str, Any]]:
+    """Return how each watched figure stands, and how near it is to an alert."""
+    tracks = journal.states(name, TRACKS, drift.Track)
+    shown = []
+    for subject, track in sorted(tracks.items()):
         metric, _, bucket = subject.partition("/")
         if metric not in WORSE or not bucket.isdecimal():
             continue
-        chart = judge.chart(metric)
-        known = track.centre is not None
-        try:
-            levels = {
-                "reference": chart.level(track.centre) if known else None,
-                "recent": chart.level(track.recent) if track.recent is not None else None,
-                "score": drift.score(track, chart) if known else None,
-            }
-        except ArithmeticError:  # of a row that is damaged: no figure is so large
-            continue
-        found.append(
+        state = judge.state(tracks, metric, int(bucket))
+        since_s = track.moving.since if state in {"worse", "better"} else None
+        known = track.level is not None
+        shown.append(
             {
                 "metric": metric,
                 "context_bucket": int(bucket) or None,
+                "state": state,
                 "reference_captures": len(track.reference),
-                **levels,
+                "reference": track.level,
+                "recent": track.recent,
+                "score": drift.score(track, judge.chart(metric)) if known else None,
+                "since_s": since_s,
+                "causes": cause_changes(points, int(bucket), since_s or 0.0),
             }
         )
-    return found
+    return shown
 
 
 def alert_view(alert: Alert) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from support.traces.recordings import H200
 
 from debubble.measure.measurement import Measurement
 from debubble.watch.analyse import Finding, Outcome, PlannedChange
+from debubble.watch.journal import CaptureRow
+from debubble.watch.views import capture_view
 
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 120
@@ -150,6 +152,31 @@ def finding(**given):
         }
         | given
     )
+
+
+def shown_pipeline(name="train", **given):
+    """A pipeline with one capture, as it is shown."""
+    row = CaptureRow(
+        number=7,
+        source=name,
+        key=f"{given.get('report', 'a')} 1 2",
+        state="stored",
+        found_s=1.0,
+        finished_s=2.0,
+        problem=None,
+        finding=finding(**given),
+    )
+    return {
+        "name": name,
+        "captures": {"stored": 1, "unreadable": 2},
+        "latest": capture_view(row, whole=True),
+        "recent": [capture_view(row, whole=False)],
+        "trends": [],
+        "drift": [],
+        "reference": 40,
+        "troubles": [],
+        "given_up": [],
+    }
 
 
 def analysis(measurement: Measurement, **given):
