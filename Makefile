@@ -100,9 +100,8 @@ release-check: $(VENV)/.dev ## build wheel and sdist, check them, and go from tr
 	$(PIP) install 'twine>=6'
 	$(BIN)/python tools/release_check.py --out dist
 
-fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader, and 5,000 damaged recordings at the figures
+fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader
 	$(BIN)/python tests/fuzz/fuzz_reader.py --cases 20000
-	$(BIN)/python tests/fuzz/fuzz_figures.py --cases 5000
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \

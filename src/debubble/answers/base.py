@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from debubble.errors import Code, DebubbleError, Gap, MissingExtra, UsageError, place
+from debubble.errors import Code, DebubbleError, Gap, MissingExtra, Touch, UsageError, place
 from debubble.units import NS_PER_S
 
 # Half of a character, as `json.dumps` writes it, or a whole one beyond U+FFFF.
@@ -55,6 +55,10 @@ class AnswerWarning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     hint: str = ""
     rank: int | None = None
     file: str = ""
+    touches: list[Touch] = []
+    """What it may have made wrong; nothing where it only says what is missing."""
+    moves_ns: int | None = None
+    """The most that a window, or what a rank is busy of it, could be off by; unknown without."""
 
     def __str__(self) -> str:
         return f"{place(self.file, self.rank)}{self.message}"
@@ -153,7 +157,13 @@ def list_warnings(gaps: Sequence[Gap]) -> list[AnswerWarning]:
     """Return gaps as every answer lists them."""
     return [
         AnswerWarning(
-            code=gap.code, message=gap.message, hint=gap.hint, rank=gap.rank, file=gap.file
+            code=gap.code,
+            message=gap.message,
+            hint=gap.hint,
+            rank=gap.rank,
+            file=gap.file,
+            touches=sorted(gap.touches),
+            moves_ns=gap.moves_ns,
         )
         for gap in gaps
     ]
