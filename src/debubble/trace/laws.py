@@ -47,8 +47,8 @@ def hold_to_laws(trace: RankTrace) -> RankTrace:
     """Leave out what breaks a law; what was left out stands among the gaps of the trace."""
     laws: tuple[Callable[[RankTrace], tuple[RankTrace, Gap | None]], ...] = (
         drop_doubles,
-        keep_host_order,
         keep_launch_order,
+        keep_host_order,
         keep_sums_of_memory,
         keep_own_groups,
         keep_steps_apart,
@@ -79,6 +79,35 @@ def drop_doubles(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     if not left_out.any():
         return trace, None
     message = f"{_kernels(left_out)} of a launch that has another one, left out"
+    return _without_kernels(trace, left_out), _broken(message, trace, left_out)
+
+
+def keep_launch_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
+    """Leave out kernels that begin, or end, before one that was launched earlier on their stream.
+
+    host       launch a   launch b   launch c
+    stream 7              ├──── a ────┤ ├ c ┤ ├ b ┤     c before b: one of the two is wrong
+    stream 7              ├──── a ────┤                 b may begin before a ends, if it was
+                                    ├ b ┤               launched to (by us at most: PDL), but
+                                                        never ends before it
+    """
+    kernels, launches = trace.kernels, trace.launches
+    left_out = np.zeros(len(kernels), dtype=bool)
+    known = np.flatnonzero(kernels.launch >= 0)
+    order = known[np.lexsort((kernels.stream[known], kernels.device[known]))]
+    changes = np.diff(kernels.stream[order]) | np.diff(kernels.device[order])
+    rounding_ns = _rounding(trace)
+    for rows in np.split(order, np.flatnonzero(changes) + 1):
+        kept = rows
+        for at_ns in (kernels.start_ns, kernels.start_ns + kernels.duration_ns):
+            begins = launches.start_ns[kernels.launch[kept]]
+            ends = begins + launches.duration_ns[kernels.launch[kept]]
+            out = _out_of_order(begins, ends, at_ns[kept], rounding_ns)
+            left_out[kept[out]] = True
+            kept = kept[~out]
+    if not left_out.any():
+        return trace, None
+    message = f"{_kernels(left_out)} in another order than on the host, left out"
     return _without_kernels(trace, left_out), _broken(message, trace, left_out)
 
 
@@ -119,35 +148,6 @@ def keep_host_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     )
     gap = Gap(code=Code.IMPOSSIBLE, message=message, hint=_AGAIN)
     return _without_kernels(trace, left_out), gap
-
-
-def keep_launch_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
-    """Leave out kernels that begin, or end, before one that was launched earlier on their stream.
-
-    host       launch a   launch b   launch c
-    stream 7              ├──── a ────┤ ├ c ┤ ├ b ┤     c before b: one of the two is wrong
-    stream 7              ├──── a ────┤                 b may begin before a ends, if it was
-                                    ├ b ┤               launched to (by us at most: PDL), but
-                                                        never ends before it
-    """
-    kernels, launches = trace.kernels, trace.launches
-    left_out = np.zeros(len(kernels), dtype=bool)
-    known = np.flatnonzero(kernels.launch >= 0)
-    order = known[np.lexsort((kernels.stream[known], kernels.device[known]))]
-    changes = np.diff(kernels.stream[order]) | np.diff(kernels.device[order])
-    rounding_ns = _rounding(trace)
-    for rows in np.split(order, np.flatnonzero(changes) + 1):
-        kept = rows
-        for at_ns in (kernels.start_ns, kernels.start_ns + kernels.duration_ns):
-            begins = launches.start_ns[kernels.launch[kept]]
-            ends = begins + launches.duration_ns[kernels.launch[kept]]
-            out = _out_of_order(begins, ends, at_ns[kept], rounding_ns)
-            left_out[kept[out]] = True
-            kept = kept[~out]
-    if not left_out.any():
-        return trace, None
-    message = f"{_kernels(left_out)} in another order than on the host, left out"
-    return _without_kernels(trace, left_out), _broken(message, trace, left_out)
 
 
 def keep_sums_of_memory(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
@@ -251,12 +251,14 @@ def doubt_lost_events(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     rows = np.flatnonzero(kernels.launch >= 0)
     if not len(rows):
         return trace, None
-    first = np.full(int(kernels.stream.max()) + 2, np.iinfo(np.int64).max)
-    np.minimum.at(first, kernels.stream[rows], kernels.start_ns[rows])
+    _, stream = np.unique((kernels.device, kernels.stream), axis=1, return_inverse=True)
+    stream = stream.reshape(-1)
+    first = np.full(len(stream), np.iinfo(np.int64).max)
+    np.minimum.at(first, stream[rows], kernels.start_ns[rows])
     known = np.zeros(len(trace.names), dtype=bool)
     known[kernels.name[rows]] = True
     orphans = (kernels.launch < 0) & known[kernels.name]
-    orphans &= kernels.start_ns > first[kernels.stream]
+    orphans &= kernels.start_ns > first[stream]
     lost = _launches_without_kernel(trace)
     if not len(lost) and not orphans.any():
         return trace, None
