@@ -57,11 +57,16 @@ class AnswerWarning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     file: str = ""
     touches: list[Touch] = []
     """What it may have made wrong; nothing where it only says what is missing."""
-    moves_ns: int | None = None
+    moves_s: float | None = None
     """The most that a window, or what a rank is busy of it, could be off by; unknown without."""
 
     def __str__(self) -> str:
         return f"{place(self.file, self.rank)}{self.message}"
+
+    @property
+    def moves_ns(self) -> float | None:
+        """The same, in the unit of gaps."""
+        return None if self.moves_s is None else self.moves_s * NS_PER_S
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +168,7 @@ def list_warnings(gaps: Sequence[Gap]) -> list[AnswerWarning]:
             rank=gap.rank,
             file=gap.file,
             touches=sorted(gap.touches),
-            moves_ns=gap.moves_ns,
+            moves_s=seconds(gap.moves_ns),
         )
         for gap in gaps
     ]
