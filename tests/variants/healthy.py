@@ -193,6 +193,7 @@ def overlap(
             called = launches.get(third["args"].get("correlation"))
             begin += 2.5
             late = called is None or called["ts"] + called["dur"] > begin
+            late |= not 0 <= third["ts"] - end < 10
             if chain and is_compute(third) and not late and third["dur"] < _SHORT_US:
                 end = third["ts"] + third["dur"]
                 third["ts"], third["dur"] = round(begin, 3), round(end - begin, 3)

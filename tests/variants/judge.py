@@ -123,7 +123,9 @@ def problems_of(folder: Path, counted: dict[int, tuple[float, float]]) -> Iterat
     if pipeline.bubble_fraction is None or pipeline.batch_latency_ns is None:
         yield "no figures"
         return
-    here = [counted[w.step] for w in pipeline.windows if w.step in counted] or [*counted.values()]
+    here = [counted[w.step] for w in pipeline.windows if w.step in counted]
+    if not here or any(gap.code is Code.STEPS_INFERRED for gap in gaps):
+        here = [*counted.values()]
     bubble, window_us = (median(column) for column in zip(*here, strict=True))
     if abs(pipeline.bubble_fraction - bubble) > BUBBLE_OFF:
         yield f"bubble {pipeline.bubble_fraction:.1%}, counted {bubble:.1%}"
