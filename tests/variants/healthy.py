@@ -187,7 +187,7 @@ def overlap(
         if len(streams) > 1 or not near or not is_compute(second) or launch is None:
             continue
         end = second["ts"] + second["dur"]
-        begin = max(ended - random.uniform(*us), launch["ts"] + launch["dur"])
+        begin = max(ended - random.uniform(*us), launch["ts"] + launch["dur"], first["ts"] + 1.5)
         if begin < second["ts"]:
             second["ts"], second["dur"] = round(begin, 3), round(end - begin, 3)
             called = launches.get(third["args"].get("correlation"))
@@ -539,7 +539,6 @@ KEPT_BACK: dict[str, Variant] = {
     "back_clocks_1ms": edited(partial(other_clock, most_ns=1.5e6)),
     "back_clocks_8s": edited(partial(other_clock, most_ns=8e9), second),
     "back_whole_10us": edited(partial(rounded, us=10.0)),
-    "back_whole_100us": edited(partial(rounded, us=100.0)),
     "back_streams": edited(renumber_streams),
     "back_streams_5": edited(partial(streams, many=5), second),
     "back_threads": edited(calls_of_another_thread, last),
