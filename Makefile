@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: release-check help demo demo-watch soak quick test check format lint types imports docs bench bench-peers accuracy fuzz clean
+.PHONY: release-check help demo demo-watch soak quick test check format lint types imports docs bench bench-peers accuracy fuzz variants clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,9 +100,12 @@ release-check: $(VENV)/.dev ## build wheel and sdist, check them, and go from tr
 	$(PIP) install 'twine>=6'
 	$(BIN)/python tools/release_check.py --out dist
 
-fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader, and 5,000 damaged recordings at the figures
+fuzz: $(VENV)/.dev ## throw 20,000 mutated traces at the reader
 	$(BIN)/python tests/fuzz/fuzz_reader.py --cases 20000
-	$(BIN)/python tests/fuzz/fuzz_figures.py --cases 5000
+
+variants: $(VENV)/.dev ## healthy variants of recordings, as other machines and jobs would have made them: none refused, none wrong
+	$(BIN)/python tests/variants/judge.py
+	$(BIN)/python tests/variants/judge.py --kept-back
 
 clean: ## remove what the targets made
 	rm -rf $(VENV) .venv-peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis \

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import ClassVar
 
-from debubble.errors import DAMAGE, Gap, NoFit, UsageError
+from debubble.errors import Gap, NoFit, UsageError
 from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Job, Ledger
@@ -184,9 +184,9 @@ class Analysis:
     @cached_property
     def measurement(self) -> Measurement:
         """The numbers that are compared, and kept: a sample a step."""
-        damage = tuple(gap for gap in self.measured_warnings if gap.code in DAMAGE)
+        doubts = tuple(gap for gap in self.measured_warnings if gap.touches)
         measured = measure_run(self.run, self.timeline, self.pipeline, self.job)
-        return replace(measured, damage=damage)
+        return replace(measured, doubts=doubts)
 
     @cached_property
     def warnings(self) -> tuple[Gap, ...]:

@@ -231,7 +231,6 @@ class Code(StrEnum):
     STAGES_UNKNOWN = "stages_unknown"
     STEPS_INFERRED = "steps_inferred"
     TRUNCATED = "truncated"
-    UNEVEN_RANGES = "uneven_ranges"
     UNEVEN_STEPS = "uneven_steps"
     UNIT_ASSUMED = "unit_assumed"
     UNKNOWN_GROUP = "unknown_group"
@@ -243,28 +242,34 @@ class Code(StrEnum):
     WRONG_VALUES = "wrong_values"
 
 
-# What says that a trace is not as it was recorded. Each is also said where nothing is judged.
-DAMAGE = frozenset(
-    {
-        Code.BAD_TIMES,
-        Code.CLOCK_OFF,
-        Code.CUT_STEPS,
-        Code.DUPLICATE_RANK,
-        Code.IMPOSSIBLE,
-        Code.LOST_OPERATORS,
-        Code.MALFORMED,
-        Code.MIXED_RUNS,
-        Code.NO_KERNELS,
-        Code.NO_RANK,
-        Code.TRUNCATED,
-        Code.UNEVEN_RANGES,
-        Code.UNEVEN_STEPS,
-        Code.UNMATCHED_TRANSFERS,
-        Code.UNREADABLE,
-        Code.WRONG_FIELDS,
-        Code.WRONG_MEMORY,
-    }
-)
+class Touch(StrEnum):
+    """What a doubt may have made wrong. A gate closes only on doubts that touch what it judges."""
+
+    TIMES = "times"
+    MESSAGES = "messages"
+    MEMORY = "memory"
+    LAYERS = "layers"
+
+
+_EVERYTHING = frozenset(Touch)
+_RUN = frozenset({Touch.TIMES, Touch.MESSAGES})
+# Codes that are not here say what an answer lacks: what it does say holds.
+TOUCHES: dict[Code, frozenset[Touch]] = {
+    Code.BAD_TIMES: _RUN,
+    Code.CLOCK_OFF: _RUN,
+    Code.DUPLICATE_RANK: _EVERYTHING,
+    Code.IMPOSSIBLE: _RUN,
+    Code.LOST_OPERATORS: frozenset({Touch.TIMES, Touch.LAYERS}),
+    Code.MALFORMED: _EVERYTHING,
+    Code.MIXED_RUNS: _EVERYTHING,
+    Code.NO_KERNELS: _RUN,
+    Code.NO_RANK: _EVERYTHING,
+    Code.TRUNCATED: _EVERYTHING,
+    Code.UNMATCHED_TRANSFERS: frozenset({Touch.MESSAGES}),
+    Code.UNREADABLE: _EVERYTHING,
+    Code.WRONG_FIELDS: _EVERYTHING,
+    Code.WRONG_MEMORY: frozenset({Touch.MEMORY}),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,9 +281,18 @@ class Gap:
     hint: str = ""
     file: str = ""
     rank: int | None = None
+    moves_ns: int | None = None
+    """The most that a window, or what a rank is busy of it, could be off by; None: unknown."""
+    only: frozenset[Touch] | None = None
+    """What it touches, where that is less than others of its code do."""
 
     def __str__(self) -> str:
         return mask_secrets(f"{place(self.file, self.rank)}{self.message}")
+
+    @property
+    def touches(self) -> frozenset[Touch]:
+        """What it may have made wrong."""
+        return TOUCHES.get(self.code, frozenset()) if self.only is None else self.only
 
 
 def as_gap(error: DebubbleError, *, code: Code) -> Gap:

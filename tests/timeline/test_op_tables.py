@@ -94,22 +94,59 @@ def trained(late=lambda *_: 0, lasts=lambda *_: 10):
     ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        ({"lasts": lambda stage, m, op: 100 if (stage, m, op) == (1, 2, "F") else 10}, "at once"),
-        ({"lasts": lambda stage, _, op: 0 if (stage, op) == (1, "F") else 10}, "take no time"),
-        ({"late": lambda stage, *_: 500 * stage}, "before those that they need"),
-        ({"late": lambda stage, *_: -4 * stage}, "before those that they need"),
-    ],
-)
-def test_a_table_of_what_no_rank_can_have_done_tells_nothing(tmp_path, damage, says):
-    assert table(tmp_path, trained()).gaps == ()
-    timeline = table(tmp_path, trained(**damage))
-    assert 1 in {gap.rank for gap in timeline.gaps}
-    assert says in timeline.gaps[-1].message
+def uneven(stage, m, op):
+    """One pass is a microsecond shorter, so that times are not in whole tens of them."""
+    return 9 if (stage, m, op) == (0, 3, "B") else 10
+
+
+def figures_of(timeline):
     figures = measure_pipeline(timeline, 0)
-    assert (figures.bubble_fraction, figures.batch_latency_ns, figures.step_time_ns) == (None,) * 3
+    return figures.bubble_fraction, figures.batch_latency_ns
+
+
+@pytest.mark.parametrize("behind", [2, -2, 500])
+def test_clocks_of_hosts_are_laid_together_by_the_order_of_passes(tmp_path, behind):
+    sound = table(tmp_path, trained(lasts=uneven))
+    late = lambda stage, *_: -behind * stage  # noqa: E731
+    timeline = table(tmp_path, trained(late=late, lasts=uneven))
+    assert timeline.gaps == ()
+    assert figures_of(timeline) == figures_of(sound)
+    assert [rank.clock_offset_ns for rank in timeline.ranks] == [0, behind * 1000]
+
+
+def test_passes_of_a_rank_may_run_at_once_and_count_once(tmp_path):
+    """DualPipe runs a forward and a backward pass together; their kernels share the device."""
+    rows = ["0,0,0,0,F,0,10", "0,0,0,1,F,10,10", "0,0,0,0,B,12,10", "0,0,0,1,B,22,10"]
+    timeline = table(tmp_path, rows)
+    assert timeline.gaps == ()
+    assert timeline.ranks[0].busy.inside(0, 32_000) == 32_000
+
+
+def test_times_in_whole_milliseconds_break_no_law(tmp_path):
+    header, *rows = (DATA / "formats" / "slow_device.csv").read_text().splitlines()
+    rounded = [
+        [*cells[:6], str(start // 10**6), str((start + lasts) // 10**6 - start // 10**6)]
+        for cells in (row.split(",")[:8] for row in rows)
+        for start, lasts in [(int(cells[6]), int(cells[7]))]
+    ]
+    assert header.split(",")[6:8] == ["start_ns", "duration_ns"]
+    header = header.replace("start_ns,duration_ns", "start_ms,duration_ms")
+    gaps = measure(tmp_path, ",".join(header.split(",")[:8]), map(",".join, rounded))
+    assert gaps == ()
+
+
+def test_timers_that_are_not_exact_are_told_by_how_much(tmp_path):
+    (gap,) = table(
+        tmp_path, trained(late=lambda stage, m, _: -4 * stage * (m == 2), lasts=uneven)
+    ).gaps
+    assert (gap.code, gap.moves_ns) == (Code.CLOCK_OFF, 2_000)
+    assert "ranks 0-1 contradict each other by 4.00 us" in gap.message
+
+
+def test_passes_in_an_order_that_no_clock_allows_tell_nothing(tmp_path):
+    timeline = table(tmp_path, trained(late=lambda stage, m, _: 500 * stage * (m == 2)))
+    assert "nothing is told of the pipeline" in timeline.gaps[0].message
+    assert figures_of(timeline) == (None, None)
 
 
 def steps_with(rows_of_odd, many=40, odd=(7,)):
@@ -123,47 +160,21 @@ def steps_with(rows_of_odd, many=40, odd=(7,)):
     ]
 
 
-def second_stage_early(rows):
-    return [row.replace(f",0,1,2,F,{at},", f",0,1,2,F,{at - 4},") for row in rows
+def third_pass_early(rows):
+    return [row.replace(f",0,1,2,F,{at},", f",0,1,2,F,{at - 41},") for row in rows
             for at in [row.split(",")[5]] for at in [int(at)]]  # fmt: skip
 
 
-def test_of_many_steps_an_odd_one_is_left_out_and_named(tmp_path):
+def test_a_step_that_cannot_have_gone_so_is_left_out_and_named(tmp_path):
     sound = measure_pipeline(table(tmp_path, steps_with(lambda rows: rows)), 0)
-    timeline = table(tmp_path, steps_with(second_stage_early))
+    timeline = table(tmp_path, steps_with(third_pass_early))
     (gap,) = timeline.gaps
-    assert (gap.code, gap.rank) == (Code.IMPOSSIBLE, 1)
-    assert gap.message.startswith("step 7 left out, because that cannot be: two of its passes")
+    assert (gap.code, gap.moves_ns) == (Code.IMPOSSIBLE, 0)
+    assert gap.message.startswith("step 7 left out: passes of ranks 0-1 end before those that")
     figures = measure_pipeline(timeline, 0)
     assert [window.step for window in figures.windows] == [*range(7), *range(8, 40)]
     assert figures.bubble_fraction == sound.bubble_fraction
     assert figures.step_time_ns == sound.step_time_ns
-
-
-def test_of_steps_of_which_many_are_odd_nothing_is_told(tmp_path):
-    timeline = table(tmp_path, steps_with(second_stage_early, odd=(7, 9, 30)))
-    assert "nothing is told of its pipeline" in timeline.gaps[0].message
-    assert measure_pipeline(timeline, 0).bubble_fraction is None
-
-
-def test_each_pipeline_is_held_against_itself(tmp_path):
-    """The worse one does not hide the other."""
-    rows = [
-        row.replace("0,0,", f"0,{pipeline},", 1)
-        for pipeline, late in ((0, 4), (1, 2))
-        for row in trained(late=lambda stage, m, _, late=late: -4 * stage * (m < late))
-    ]
-    assert {gap.rank for gap in table(tmp_path, rows).gaps} >= {1, 3}
-
-
-def test_a_pass_that_is_far_too_early_moves_no_other_step(tmp_path):
-    early = steps_with(lambda rows: [rows[0].replace(",F,7000,", ",F,5990,"), *rows[1:]])
-    timeline = table(tmp_path, early)
-    assert "steps 6-7 left out" in timeline.gaps[0].message
-    assert "passes of a step among those of the step before" in timeline.gaps[0].message
-    figures = measure_pipeline(timeline, 0)
-    assert figures.step_time_ns == 1_000_000
-    assert figures.batch_latency_ns == 60_000
 
 
 def without_backward(rows, stage):
@@ -177,35 +188,12 @@ def test_a_last_stage_without_backward_passes_is_in_part(tmp_path):
     assert any(gap.code == Code.CUT_STEPS and "rank 1" in gap.message for gap in figures.gaps)
 
 
-def test_a_first_stage_without_backward_passes_is_frozen_unless_gradients_come(tmp_path):
-    rows = without_backward(trained(), 0)
-    assert table(tmp_path, rows).gaps == ()
-    (gap,) = table(tmp_path, [*rows, "0,0,0,0,backward-recv,80,1"]).gaps
-    assert gap.rank == 0
-    assert "no backward pass, and gradients sent or received" in gap.message
-    other = [row.replace("0,0,", "0,1,", 1) for row in trained()]
-    (gap,) = table(tmp_path, rows + other).gaps
-    assert gap.rank == 0
-    assert "no backward pass, and other ranks with its stage have some" in gap.message
+def test_a_first_stage_without_backward_passes_is_frozen(tmp_path):
+    assert table(tmp_path, without_backward(trained(), 0)).gaps == ()
 
 
 def rank_of(cells):
     return int(cells[3])
-
-
-def scaled(factor):
-    """Passes of rank 4 last so much as long as they did."""
-
-    def change(cells):
-        if rank_of(cells) == 4 and cells[5] in {"forward", "backward"}:
-            cells[7] = str(round(int(cells[7]) * factor))
-        return cells
-
-    return change
-
-
-def other_unit(cells):
-    return [*cells[:7], str(int(cells[7]) // 1000)] if rank_of(cells) == 4 else cells
 
 
 def clock_jumps(cells):
@@ -223,15 +211,14 @@ def lost_row(cells):
 
 @pytest.mark.parametrize(
     "damage",
-    [scaled(0.7), scaled(0.95), scaled(1.05), scaled(1.3), other_unit, clock_jumps, other_steps,
-     lost_row],
-)  # fmt: skip
+    [clock_jumps, other_steps, lost_row],
+)
 def test_a_rank_whose_rows_were_damaged_is_named(tmp_path, damage):
     header, *rows = (DATA / "formats" / "slow_device.csv").read_text().splitlines()
     assert measure(tmp_path, header, rows) == ()
     changed = [damage(row.split(",")) for row in rows]
     gaps = measure(tmp_path, header, [",".join(cells) for cells in changed if cells])
-    assert any(gap.rank == 4 or "rank 4" in gap.message for gap in gaps)
+    assert any("rank 4" in str(gap) or "ranks 1, 4" in gap.message for gap in gaps)
 
 
 def measure(tmp_path, header, rows):

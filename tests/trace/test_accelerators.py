@@ -9,7 +9,7 @@ import pytest
 from support.services.console import type_command
 from support.traces.kineto_events import document, kernel, operator, send, write
 
-from debubble.errors import RunNotFound, TraceError
+from debubble.errors import Code, RunNotFound, TraceError
 from debubble.trace.captures import recognise
 from debubble.trace.columns import KernelKind, steps_of, summarise
 from debubble.trace.kineto import read_kineto
@@ -179,8 +179,9 @@ def test_kernels_of_xpu_are_read_by_queue_and_launch(tmp_path):
 def test_a_kernel_that_xpu_lost_is_noticed(tmp_path):
     events = [event for event in xpu_events() if event.get("ts") != 30.0]
     write(tmp_path / "rank0.json", document(events, deviceProperties=[]))
-    with pytest.raises(RunNotFound, match="launched and not recorded"):
-        read_whole(tmp_path)
+    [gap] = read_whole(tmp_path).gaps
+    assert (gap.code, gap.moves_ns) == (Code.LOST_OPERATORS, 10_000)
+    assert "1 kernel launched and not recorded" in gap.message
 
 
 @pytest.mark.parametrize(

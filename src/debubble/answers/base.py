@@ -11,7 +11,16 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 
-from debubble.errors import Code, DebubbleError, Gap, MissingExtra, UsageError, mask_secrets, place
+from debubble.errors import (
+    Code,
+    DebubbleError,
+    Gap,
+    MissingExtra,
+    Touch,
+    UsageError,
+    mask_secrets,
+    place,
+)
 from debubble.units import NS_PER_S
 
 # Half of a character, as `json.dumps` writes it, or a whole one beyond U+FFFF.
@@ -56,9 +65,18 @@ class AnswerWarning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     hint: str = ""
     rank: int | None = None
     file: str = ""
+    touches: list[Touch] = []
+    """What it may have made wrong; nothing where it only says what is missing."""
+    moves_s: float | None = None
+    """The most that a window, or what a rank is busy of it, could be off by; unknown without."""
 
     def __str__(self) -> str:
         return f"{place(self.file, self.rank)}{self.message}"
+
+    @property
+    def moves_ns(self) -> float | None:
+        """The same, in the unit of gaps."""
+        return None if self.moves_s is None else self.moves_s * NS_PER_S
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +172,13 @@ def list_warnings(gaps: Sequence[Gap]) -> list[AnswerWarning]:
     """Return gaps as every answer lists them."""
     return [
         AnswerWarning(
-            code=gap.code, message=gap.message, hint=gap.hint, rank=gap.rank, file=gap.file
+            code=gap.code,
+            message=gap.message,
+            hint=gap.hint,
+            rank=gap.rank,
+            file=gap.file,
+            touches=sorted(gap.touches),
+            moves_s=seconds(gap.moves_ns),
         )
         for gap in gaps
     ]

@@ -250,6 +250,8 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     bubble_over_ideal: float | None
     utilisation: UtilisationPart
     outside: dict[str, float]
+    side_work: dict[str, float]
+    """What ran beside the passes, as a share of the batch on the mean of all ranks."""
     stream: StreamPart | None
     shape: ShapePart | None
     ledger: AccountPart | None
@@ -305,6 +307,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
             ranks=[SharesPart.of(shares) for shares in pipeline.shares],
         ),
         outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
+        side_work=pipeline.side_fractions,
         stream=_stream_part(analysis),
         shape=None
         if pipeline.shape is None

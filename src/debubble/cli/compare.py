@@ -10,7 +10,7 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.compare import answer_compare, compare_causes
-from debubble.cli.gates import close_gate, recall, refuse_damaged, refuse_to_judge, with_tokens
+from debubble.cli.gates import close_gate, recall, refuse_doubted, refuse_to_judge, with_tokens
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -22,7 +22,7 @@ from debubble.cli.options import (
     trace_options,
     write_html,
 )
-from debubble.errors import Gap, UsageError
+from debubble.errors import Gap, Touch, UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Comparison, Verdict
@@ -31,7 +31,7 @@ from debubble.report.compare import compare_page
 from debubble.report.html.measured import compare_report
 from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
-from debubble.units import parse_bytes, parse_share
+from debubble.units import NS_PER_S, parse_bytes, parse_share
 
 
 @click.command("compare")
@@ -100,7 +100,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     print_answer(page, answer, manners)
     exit_strictly(answer.warnings, manners)
     if failing:
-        refuse_damaged("--fail-on cannot be judged", gaps)
+        took_ns = min(
+            (*found.before.batch_latencies_s, *found.after.batch_latencies_s), default=0.0
+        )
+        slack_ns = found.threshold * took_ns * NS_PER_S
+        refuse_doubted("--fail-on cannot be judged", gaps, Touch.TIMES, slack_ns)
+    if Verdict.UNSAFE_MEMORY in failing:
+        refuse_doubted("--fail-on cannot be judged", gaps, Touch.MEMORY)
     if found.verdict in failing:
         close_gate()
     if failing and found.verdict is Verdict.NOT_COMPARABLE:
@@ -188,7 +194,7 @@ def _measure(
             dict.fromkeys(
                 (
                     *(gap for analysis in captures for gap in analysis.measured_warnings),
-                    *(gap for measurement in measurements for gap in measurement.damage),
+                    *(gap for measurement in measurements for gap in measurement.doubts),
                 )
             )
         ),

@@ -11,12 +11,12 @@ from typing import NoReturn
 import click
 
 from debubble.answers.base import AnswerWarning
-from debubble.errors import DAMAGE, Gap, GateError, MissingExtra, RunNotFound, place
+from debubble.errors import Gap, GateError, MissingExtra, RunNotFound, Touch, place
 from debubble.links.judge import Verdict
 from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store, default_url
 from debubble.timeline.figures import PipelineFigures
-from debubble.units import counted, show_members
+from debubble.units import counted, show_members, show_percent
 
 
 def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
@@ -70,10 +70,12 @@ def refuse_to_judge(flag: str, why: str, hint: str) -> NoReturn:
     raise GateError(f"{flag} cannot be judged: {why}", hint=hint)
 
 
-def refuse_damaged(refusal: str, gaps: Sequence[Gap | AnswerWarning]) -> None:
-    """Judge nothing by traces that are damaged: what they say may be anything."""
+def refuse_doubted(
+    refusal: str, gaps: Sequence[Gap | AnswerWarning], judged: Touch, slack_ns: float = 0.0
+) -> None:
+    """Judge nothing by what a doubt touches, unless it moves that by less than would matter."""
     for gap in gaps:
-        if gap.code in DAMAGE:
+        if judged in gap.touches and (gap.moves_ns is None or gap.moves_ns > slack_ns):
             raise GateError(f"{refusal}: {gap}", hint=_SOUND)
 
 
@@ -83,21 +85,17 @@ def judge_bubbles(
     """Close where a pipeline that is known in full waits more than is allowed.
 
     Where none does, every one has to be known: a pipeline that is seen in part, whose bubble
-    cannot be told, or one of whose traces is damaged, might.
+    cannot be told, or is so near to the limit that what is doubted could decide, might.
     """
-    damage = [gap for gap in gaps if gap.code in DAMAGE]
-    doubts = {pipeline.pipeline: _doubt(pipeline, damage) for pipeline in figures}
-    known = [pipeline.bubble_fraction for pipeline in figures if not doubts[pipeline.pipeline]]
+    doubts = [_doubt(pipeline, allowed, gaps) for pipeline in figures]
+    known = [one.bubble_fraction for one, doubt in zip(figures, doubts, strict=True) if not doubt]
     if any(bubble is not None and bubble > allowed for bubble in known):
         close_gate()
-    for pipeline, doubt in doubts.items():
+    for pipeline, doubt in zip(figures, doubts, strict=True):
         if doubt:
-            of = f" of pipeline {pipeline}" if len(figures) > 1 else ""
-            refuse_to_judge(
-                "--fail-over",
-                f"the bubble{of} {doubt}",
-                _SOUND if damage else _ALL_RANKS,
-            )
+            of = f" of pipeline {pipeline.pipeline}" if len(figures) > 1 else ""
+            hint = _ALL_RANKS if pipeline.absent or pipeline.cut else _SOUND
+            refuse_to_judge("--fail-over", f"the bubble{of} {doubt}", hint)
 
 
 def no_trace_of(ranks: Sequence[int]) -> str:
@@ -105,17 +103,25 @@ def no_trace_of(ranks: Sequence[int]) -> str:
     return f"no trace of {'rank' if len(ranks) == 1 else 'ranks'} {show_members(tuple(ranks))}"
 
 
-def _doubt(pipeline: PipelineFigures, damage: Sequence[Gap]) -> str:
+def _doubt(pipeline: PipelineFigures, allowed: float, gaps: Sequence[Gap]) -> str:
     """Say why a bubble does not tell; nothing where it does."""
-    members = pipeline.ranks[0].members
-    for gap in damage:
-        if gap.rank is None or gap.rank in members:
-            return f"is of damaged traces: {place('', gap.rank)}{gap.message}"
-    if pipeline.bubble_fraction is None or not pipeline.one_run:
+    members, bubble = pipeline.ranks[0].members, pipeline.bubble_fraction
+    moves_ns = 0
+    for gap in gaps:
+        if Touch.TIMES in gap.touches and (gap.rank is None or gap.rank in members):
+            if gap.moves_ns is None:
+                return f"is doubted: {place('', gap.rank)}{gap.message}"
+            moves_ns += gap.moves_ns
+    if bubble is None or not pipeline.one_run:
         return "cannot be told"
     if pipeline.absent:
         return f"is of a part, with {no_trace_of(pipeline.absent)}"
-    return "is of parts of steps" if pipeline.cut else ""
+    if pipeline.cut:
+        return "is of parts of steps"
+    moves = moves_ns / max(pipeline.batch_latency_ns or 0, 1)
+    near = moves_ns and abs(bubble - allowed) <= moves
+    off = "anything" if moves > 1 else f"{100 * moves:.1f} points"
+    return f"is {show_percent(bubble)}, and could be off by {off}" if near else ""
 
 
 def judge_slow(
@@ -124,7 +130,7 @@ def judge_slow(
     absent: Sequence[int] = (),
 ) -> None:
     """Close where a hop is slow; where no hop could be judged, or not all were seen, say so."""
-    refuse_damaged("--fail-on slow cannot be judged", gaps)
+    refuse_doubted("--fail-on slow cannot be judged", gaps, Touch.MESSAGES)
     if Verdict.SLOW in verdicts:
         close_gate()
     if absent:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from debubble.analysis import Analysis
+from debubble.answers.base import AnswerWarning
 from debubble.answers.change import Tokens
 from debubble.answers.ledger import Tariff
 from debubble.answers.plan import (
@@ -19,7 +21,7 @@ from debubble.answers.plan import (
     refuse_unknown_frameworks,
 )
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
-from debubble.cli.gates import refuse_damaged
+from debubble.cli.gates import refuse_doubted
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -47,7 +49,7 @@ from debubble.cli.planning import (
     server_options,
     token_options,
 )
-from debubble.errors import UsageError
+from debubble.errors import Touch, UsageError
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS, SERVERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
@@ -192,9 +194,15 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
         write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
-        refuse_damaged("--emit writes nothing", answer.warnings)
+        _refuse_doubted(answer.warnings)
         _write_emitted(answer.emitted, None, manners)
     exit_strictly(answer.warnings, manners)
+
+
+def _refuse_doubted(warnings: Sequence[AnswerWarning], saved_ns: float = 0.0) -> None:
+    """Write no change that rests on what is doubted by more than it saves."""
+    for judged in (Touch.TIMES, Touch.MESSAGES, Touch.LAYERS):
+        refuse_doubted("--emit writes nothing", warnings, judged, saved_ns)
 
 
 def _following(answer: PlanAnswer, words: str, flags: str) -> str:
@@ -354,6 +362,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
-        refuse_damaged("--emit writes nothing", answer.warnings)
+        number = answer.emitted.option
+        gain = 0.0 if number is None else answer.options[number].throughput_gain_fraction
+        _refuse_doubted(answer.warnings, gain * (run.pipeline.batch_latency_ns or 0))
         _write_emitted(answer.emitted, order, manners)
     exit_strictly(answer.warnings, manners)

@@ -376,7 +376,13 @@ def _without_intervals(ranks: Sequence[RankTimeline]) -> tuple[RankTimeline, ...
     nothing = no_intervals()
     return tuple(
         replace(
-            rank, busy=nothing, occupied=nothing, apparent=nothing, unissued=nothing, outside=()
+            rank,
+            busy=nothing,
+            occupied=nothing,
+            apparent=nothing,
+            unissued=nothing,
+            outside=(),
+            side_work=(),
         )
         for rank in ranks
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from debubble.errors import DAMAGE, Code, Gap, LogError, UsageError, place
+from debubble.errors import Code, Gap, LogError, Touch, UsageError, place
 from debubble.links.hop_times import Fit, Hop
 from debubble.links.judge import LinkClass, Past, find_class, guess_class
 from debubble.links.logs.model import CounterLog, NvlinkErrors, NvlinkStatus, Topology
@@ -49,9 +49,9 @@ def _hops_of(file: str) -> list[dict[str, Any]]:
         raise LogError("no earlier answer", hint=_HINT, file=file)
     warnings = data.get("warnings")
     for warning in warnings if isinstance(warnings, list) else ():
-        if isinstance(warning, dict) and str(warning.get("code")) in DAMAGE:
+        if isinstance(warning, dict) and Touch.MESSAGES in (warning.get("touches") or ()):
             said = f"{place('', warning.get('rank'))}{warning.get('message')}"
-            why = f"an answer of damaged traces: {said}"
+            why = f"an answer with doubtful messages: {said}"
             raise LogError(why, hint="give one of sound traces", file=file)
     hops = data.get("hops")
     if not isinstance(hops, list) or not all(isinstance(row, dict) for row in hops):

@@ -110,7 +110,7 @@ class Measurement:
     """Steps timed without the profiler by the job itself: the bucket of context, and seconds."""
     partial: bool = False
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
-    damage: tuple[Gap, ...] = ()
+    doubts: tuple[Gap, ...] = ()
     """What says that its traces are not as they were recorded."""
     repeated: int = 0
     """Captures that were given again, and count once."""
@@ -220,7 +220,7 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
         unprofiled_s=tuple(pair for part in parts for pair in part.unprofiled_s),
         served=_joined([part.served for part in parts if part.served is not None]),
         partial=any(part.partial for part in parts),
-        damage=tuple(dict.fromkeys(gap for part in parts for gap in part.damage)),
+        doubts=tuple(dict.fromkeys(gap for part in parts for gap in part.doubts)),
     )
 
 

@@ -87,6 +87,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         _say_shape(found),
         _say_outside(found),
         *_say_no_more_microbatches(found),
+        _say_side_work(found),
         *(say_rates(found.rates) if saving_tables(found) else ()),
     ]
     page.notes = [note for note in notes if note]
@@ -513,3 +514,12 @@ def _say_outside(found: FindAnswer) -> str:
         f"{part.replace('_', ' ')} {show_seconds(length)}" for part, length in found.outside.items()
     ]
     return f"between two steps: {', '.join(parts)}" if parts else ""
+
+
+def _say_side_work(found: FindAnswer) -> str:
+    parts = [
+        f"{part.replace('_', ' ')} {show_percent(share) if share >= 0.01 else 'below 1 %'}"
+        for part, share in found.side_work.items()
+    ]
+    whole = "the time" if found.stream else "the batch"
+    return f"side work, which no pass waits for: {', '.join(parts)} of {whole}" if parts else ""

@@ -557,6 +557,19 @@ def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) ->
     return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
 
 
+def measure_side_work(
+    ranks: Sequence[RankTimeline], windows: Sequence[Window | StreamFigures]
+) -> dict[str, float]:
+    """Return the share of the windows, on the mean of all ranks, in which each kind ran."""
+    whole = len(ranks) * sum(window.end_ns - window.start_ns for window in windows)
+    ran: dict[str, int] = {}
+    for rank in ranks:
+        for name, intervals in rank.side_work:
+            inside = sum(intervals.inside(window.start_ns, window.end_ns) for window in windows)
+            ran[name] = ran.get(name, 0) + inside
+    return {name: length / whole for name, length in sorted(ran.items()) if length}
+
+
 def _cut(rank: RankTimeline, begin: int, end: int) -> dict[str, int]:
     """Divide one stretch of one rank; the parts add up to it."""
     covered = 0

@@ -33,7 +33,7 @@ from debubble.timeline.clock import (
     name_wrong,
     shift_transfers,
 )
-from debubble.timeline.doubts import name_doubtful_passes, name_lost_names, name_untold
+from debubble.timeline.doubts import doubt_messages, doubt_passes
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.lines import (
@@ -162,7 +162,7 @@ def build_part(
         return NoPipelineHere(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
-    gaps = name_untold(named)
+    gaps = doubt_messages(named)
     gaps += _beside_marks(ranks, chains) if marked else []
     inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
     in_steps = marked or inferred is not None
@@ -184,7 +184,6 @@ def build_part(
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []
     unsure: dict[int, tuple[int, int | None]] = {}
-    every: list[tuple[RankRecord, Assignment]] = []
     for chain in chains:
         before, off = ({}, (0, 0)) if in_steps else _batches_before(posted, chain, shifts)
         unsure |= {len(assigned): off} if off != (0, 0) else {}
@@ -192,9 +191,7 @@ def build_part(
         assigned.append(passes_of_ranks)
         gaps += unknown
         told = [(r, passes_of_ranks[r.rank]) for r in ranks if r.rank in passes_of_ranks]
-        gaps += name_doubtful_passes(told, in_steps=in_steps)
-        every += told
-    gaps += name_lost_names(every)
+        gaps += doubt_passes(told)
 
     # Memory and layers. Work with its pass → the line of each rank, what its stages are made of.
     lines: list[RankTimeline] = []

@@ -152,27 +152,34 @@ def name_wrong(clocks: Clocks) -> list[Gap]:
 def find_jumps(transfers: Transfers, ranks: Iterable[int]) -> list[Gap]:
     """Name each rank whose messages show another clock from some moment on; both, if it may be.
 
-    One rank has to explain what all its hops show; of several, the one that explains most.
+    Where messages come back, by whatever way, a clock that jumps puts receives before their sends:
+    `find_mixed` sees that, and what else shifts is a link. One rank has to explain what all its
+    hops show; of several, the one that explains most.
     """
+    hops, names = _by_ends(transfers), sorted(ranks)
+    most = _bounds(hops, names)
     known = {
-        ends: by for ends, hop in _by_ends(transfers).items() if (by := _jump_of(hop)) is not None
+        ends: by
+        for ends, hop in hops.items()
+        if most[names.index(ends[1]), names.index(ends[0])] == _UNBOUNDED
+        and (by := _jump_of(hop)) is not None
     }
     unexplained = {ends for ends, by in known.items() if by}
     ahead: dict[int, tuple[float, set[Ends]]] = {}
-    for rank in ranks:
+    for rank in names:
         mine = {ends: by if ends[1] == rank else -by for ends, by in known.items() if rank in ends}
-        least, most = min(mine.values(), default=0.0), max(mine.values(), default=0.0)
-        if mine and most - least <= max(_JUMP_NS, _TURNS_VARY * abs(most + least) / 2):
+        low, high = min(mine.values(), default=0.0), max(mine.values(), default=0.0)
+        if mine and high - low <= max(_JUMP_NS, _TURNS_VARY * abs(high + low) / 2):
             ahead[rank] = float(np.median(list(mine.values()))), set(mine)
     gaps = []
     while unexplained:
         explains = {rank: len(hops & unexplained) for rank, (_, hops) in ahead.items()}
-        most = max(explains.values(), default=0)
-        named = [rank for rank, count in explains.items() if count == most and most]
+        many = max(explains.values(), default=0)
+        named = [rank for rank, count in explains.items() if count == many and many]
         hop = min(unexplained)
         if len(named) == 1:
-            by, hops = ahead[named[0]]
-            unexplained -= hops
+            by, shifted = ahead[named[0]]
+            unexplained -= shifted
         else:
             by, named = known[hop], list(hop)
             unexplained.remove(hop)

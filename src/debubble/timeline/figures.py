@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from statistics import median
 
@@ -19,6 +19,7 @@ from debubble.timeline.bubble import (
     is_stream,
     measure_outside,
     measure_shape,
+    measure_side_work,
     measure_stream,
     measure_windows,
 )
@@ -280,6 +281,8 @@ class PipelineFigures:
     outside_ns: dict[str, int]
     """What lies between two steps, by kind; empty where no two steps follow each other."""
     gaps: tuple[Gap, ...]
+    side_fractions: dict[str, float] = field(default_factory=dict)
+    """Of the window, what ran beside the passes: no part of the bubble, nor of what is busy."""
     left_out: tuple[SkippedStep, ...] = ()
     """Steps that no figure is made of."""
     cut: bool = False
@@ -345,6 +348,7 @@ def measure_pipeline(
         hops=measure_hops(timeline, ranks) if one_run else (),
         shape=measure_shape(timeline, inside, pipeline) if inside else None,
         outside_ns=measure_outside(ranks, () if streams else all_windows),
+        side_fractions=measure_side_work(ranks, measured),
         gaps=(
             *scope.gaps,
             *(() if measured or not one_run else (_why_nothing(scope),)),

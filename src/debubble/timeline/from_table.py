@@ -12,12 +12,6 @@ from numpy.typing import NDArray
 from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.bubble import CLIPPING, DATA_LOADING, OPTIMIZER, REDUCTION
 from debubble.timeline.clock import Clocks, align, shift_transfers
-from debubble.timeline.doubts import (
-    find_impossible,
-    find_lost_backward,
-    name_unlike_sends,
-    sort_out_steps,
-)
 from debubble.timeline.model import (
     I32,
     I64,
@@ -35,6 +29,7 @@ from debubble.timeline.model import (
     union_of,
 )
 from debubble.timeline.steps import numbered
+from debubble.timeline.table_laws import doubt_clocks, lay_by_passes, steps_out_of_order
 from debubble.timeline.transfers import RankMessages, match_transfers
 from debubble.timeline.work import Messages
 from debubble.trace.columns import Group
@@ -102,14 +97,23 @@ def build_from_table(table: OpTable) -> Timeline:
     table = _unfold(table, rank)
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
-    posts, apart = _posts(table, rank, start, end, is_pass)
+    posts = _posts(table, rank, start, end, is_pass)
     transfers, _ = match_transfers(posts)
+    pipeline_of = np.zeros(int(rank.max()) + 1, dtype=np.int64)
+    pipeline_of[rank] = table.pipeline
+    whole = not (table.layer >= 0).any()  # a pass is one row
     clocks = Clocks(offset_ns=dict.fromkeys(np.unique(rank).tolist(), 0), uncertainty_ns=0)
     if (table.peer >= 0).any():  # each message is surely the one it is paired with
         clocks = align(transfers, clocks.offset_ns)
-        transfers = shift_transfers(transfers, clocks)
-        ahead = np.array([clocks.offset_ns[name] for name in rank.tolist()], dtype=np.int64)
-        start, end = start + ahead, end + ahead
+    elif whole:
+        members, _ = _places(table, rank, is_pass)
+        held = [[name for name in ranks if name in clocks.offset_ns] for ranks in members.values()]
+        told = _passes(table, rank, start, end, is_pass)
+        laid = lay_by_passes(told, held, pipeline_of, dict(table.hosts))
+        clocks = replace(laid, offset_ns={**clocks.offset_ns, **laid.offset_ns})
+    transfers = shift_transfers(transfers, clocks)
+    ahead = np.array([clocks.offset_ns[name] for name in rank.tolist()], dtype=np.int64)
+    start, end = start + ahead, end + ahead
     lines = _lines(table, rank, start, end, is_pass, clocks)
     passes = _passes(table, rank, start, end, is_pass)
     absent = sorted({rank for line in lines for rank in line.members} - {r.rank for r in lines})
@@ -119,40 +123,38 @@ def build_from_table(table: OpTable) -> Timeline:
         hint="write the passes of all ranks",
         file=table.file,
     )
-    pipeline_of = np.zeros(int(rank.max()) + 1, dtype=np.int64)
-    pipeline_of[rank] = table.pipeline
-    wrong = find_impossible(passes, pipeline_of, whole=not (table.layer >= 0).any())
-    every = frozenset(passes.step.tolist())
-    for name, why in find_lost_backward(table, rank, is_pass).items():
-        wrong[name] = why, every
-    refused, odd = sort_out_steps(wrong, passes, pipeline_of)
     left_out = np.zeros(len(passes), dtype=bool)
-    for name, steps in odd.items():
-        of_pipeline = pipeline_of[passes.rank] == pipeline_of[name]
-        left_out |= of_pipeline & np.isin(passes.step, steps)
+    gaps: list[Gap] = []
+    refused = set()
+    for pipeline, steps in (steps_out_of_order(passes, pipeline_of) if whole else {}).items():
+        mine = pipeline_of[passes.rank] == pipeline
+        who = numbered("rank", sorted(set().union(*steps.values())))
+        every = len(steps) == len(np.unique(passes.step[mine]))
+        if every:
+            refused.add(pipeline)
+        else:
+            left_out |= mine & np.isin(passes.step, list(steps))
+        what = "nothing is told of the pipeline" if every else numbered("step", sorted(steps))
+        gaps.append(
+            Gap(
+                code=Code.IMPOSSIBLE,
+                message=f"{what}{'' if every else ' left out'}: passes of {who} end before those "
+                "that they need begin",
+                hint="write its rows again, all on one clock and in one unit",
+                file=table.file,
+                moves_ns=None if every else 0,
+            )
+        )
+    passes = passes.where(~left_out)
+    gaps += doubt_clocks(passes, pipeline_of, table.file) if whole else []
     return Timeline(
         ranks=lines,
-        passes=passes.where(~left_out),
+        passes=passes,
         transfers=transfers,
         steps=tuple(np.unique(table.step[is_pass]).tolist()),
         clock_uncertainty_ns=clocks.uncertainty_ns,
-        gaps=(
-            *([missing] if absent else ()),
-            *(
-                Gap(
-                    code=Code.IMPOSSIBLE,
-                    message=f"{numbered('step', odd[name])} left out, because that cannot be: {why}"
-                    if name in odd
-                    else f"nothing is told of its pipeline, because it cannot be so: {why}",
-                    hint="write its rows again, all on one clock and in one unit",
-                    file=table.file,
-                    rank=name,
-                )
-                for name, (why, _) in sorted(wrong.items())
-            ),
-            *name_unlike_sends(apart, table.file),
-        ),
-        mixed=refused,
+        gaps=(*([missing] if absent else ()), *gaps),
+        mixed=frozenset(refused),
     )
 
 
@@ -416,10 +418,8 @@ def _reductions(
 
 def _posts(
     table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
-) -> tuple[dict[int, RankMessages], dict[int, float]]:
+) -> dict[int, RankMessages]:
     """Return each rank's messages; a peer is the one named, else the neighbouring stage's rank.
-
-    And how far from the end of a pass its result is sent, as a share of the pass, where it could.
 
     A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
     do: what it computes next is held up by them.
@@ -427,7 +427,7 @@ def _posts(
     stages = zip(table.pipeline.tolist(), table.stage.tolist(), strict=True)
     home = dict(zip(stages, rank.tolist(), strict=True))
     ways = {**_SENDS, **_RECEIVES}
-    posts, apart = {}, dict[int, float]()
+    posts = {}
     for name in np.unique(rank).tolist():
         rows = np.flatnonzero((rank == name) & np.isin(table.op, tuple(ways)))
         rows = rows[np.argsort(start[rows], kind="stable")]
@@ -447,11 +447,6 @@ def _posts(
         queue = _queues(start[rows], end[rows], np.array(peers), is_send)
         made = _made(table, np.flatnonzero((rank == name) & is_pass), rows, end)
         stood = _stood(start[rows], end[rows], queue)
-        freely = np.flatnonzero(is_send & ~stood & (made != _UNKNOWN_NS))
-        if len(freely):
-            lasts = float(np.median((end - start)[(rank == name) & is_pass]))
-            away = float(np.median(np.abs(start[rows[freely]] - made[freely])))
-            apart[name] = away / max(lasts, 1.0)
         made = np.where(made == _UNKNOWN_NS, start[rows], np.minimum(made, start[rows]))
         messages = Messages(
             issued_ns=np.where(stood, made, start[rows]),
@@ -467,7 +462,7 @@ def _posts(
             waited_ns=start[rows] if waits else np.full(len(rows), NEVER_WAITED_NS),
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
-    return posts, apart
+    return posts
 
 
 def _made(table: OpTable, passes: I64, rows: I64, end: I64) -> I64:

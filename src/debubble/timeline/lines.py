@@ -26,6 +26,7 @@ from debubble.timeline.model import (
     RankTimeline,
     Role,
     role_of,
+    union_of,
     without,
 )
 from debubble.timeline.passes import Assignment
@@ -35,6 +36,7 @@ from debubble.timeline.work import (
     Work,
     apparent_of,
     find_carried_out,
+    find_side_work,
     find_synchronisations,
     held_up_of,
     number_passes,
@@ -50,6 +52,12 @@ _KINDS = (
     (re.compile(r"all_?reduce", re.IGNORECASE), CollectiveKind.ALL_REDUCE),
 )
 _OTHER = 255
+_SIDE = (
+    ("Memcpy HtoD", "copies_to_device"),
+    ("Memcpy DtoH", "copies_to_host"),
+    ("Mem", "copies_on_device"),
+)
+_BESIDE = "kernels_of_other_streams"
 # Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
 _FEW, _ENOUGH = 0.5, 4
 
@@ -168,11 +176,31 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
         unfinished=find_unfinished(rank),
         memory=measure_memory(trace, work, assignment, step),
         outside=tuple((name, intervals.shifted(offset)) for name, intervals in named),
+        side_work=tuple(
+            (name, intervals.shifted(offset)) for name, intervals in _side_work(trace, work, data)
+        ),
         collectives=_collectives_of(rank, busy, assignment.kind == PassKind.F, offset),
         file=trace.file,
         base_ns=trace.header.base_time_ns,
         **_device_of(trace),
     )
+
+
+def _side_work(trace: RankTrace, work: Work, data: Flags) -> list[tuple[str, Intervals]]:
+    """Name what ran beside the passes, by what it is."""
+    kernels = trace.kernels
+    rows = np.flatnonzero(find_side_work(trace)) if len(kernels) else np.zeros(0, dtype=np.intp)
+    names = [trace.names[name] for name in kernels.name[rows].tolist()]
+    kinds = np.array(
+        [next((to for begin, to in _SIDE if n.startswith(begin)), _BESIDE) for n in names]
+    )
+    found = [
+        (kind, union_of(start, start + kernels.duration_ns[mine]))
+        for kind in np.unique(kinds).tolist()
+        for mine in [rows[kinds == kind]]
+        for start in [kernels.start_ns[mine]]
+    ]
+    return [*found, ("data_parallel_collectives", work.union(data))] if data.any() else found
 
 
 def _exposed(rank: RankRecord, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:

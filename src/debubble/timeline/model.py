@@ -473,6 +473,8 @@ class RankTimeline:
     """By stage: of a whole backward pass, what makes gradients of weights, where that is told."""
     outside: tuple[tuple[str, Intervals], ...] = ()
     """What it does besides its passes: optimizer, reductions, data loading."""
+    side_work: tuple[tuple[str, Intervals], ...] = ()
+    """What runs beside its passes, and no pass waits for: prefetch, checkpoints, reductions."""
     collectives: RankCollectives | None = None
     """What it reduces and gathers with others, where it does."""
     timers: bool = False

@@ -168,9 +168,9 @@ def find_unfinished(rank: RankRecord) -> tuple[int, ...]:
         return ()
     queues = names_like(trace, _QUEUES)[trace.launches.name]
     queues[trace.kernels.launch[trace.kernels.launch >= 0]] = False
-    lost = steps.at(trace.launches.start_ns[queues])
-    last = int(steps.at(trace.launches.start_ns)[-1])
-    return (last,) if last >= 0 and set(lost.tolist()) == {last} else ()
+    lost = set(steps.at(trace.launches.start_ns[queues]).tolist()) - {UNKNOWN}
+    last = int(steps.number[-1])
+    return (last,) if lost == {last} else ()
 
 
 def _steps_with(rank: RankRecord, pattern: re.Pattern[str]) -> list[int]:

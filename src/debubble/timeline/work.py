@@ -2,6 +2,14 @@
 
 Work and messages are sorted by the moment the host issued them: that order is the schedule's, and
 all that names passes goes by it. Waits of the host and launches that were held up tell the rest.
+
+What passes do not wait for is side work: no piece of a pass, of a window or of a bubble. Autograd
+runs what follows a forward pass backwards on the streams of that pass, from threads of its own:
+
+    stream 7    kernels of the main thread, and of autograd's      passes run here
+    stream 20   kernels of autograd's threads alone                and here (sums of gradients)
+    stream 99   copies of the main thread                          side work: a batch fetched ahead
+    stream 98   kernels of a thread that launches none on 7        side work: a checkpoint
 """
 
 from __future__ import annotations
@@ -98,6 +106,7 @@ def find_work(trace: RankTrace) -> Work:
         return _cpu_work(trace)
     kernels, launches, operators = trace.kernels, trace.launches, trace.operators
     kept = ~kernels.communication | (kernels.kind == KernelKind.COLLECTIVE)
+    kept &= ~find_side_work(trace)
     launch = kernels.launch[kept]
     known = launch >= 0
     row = np.where(known, launch, 0)
@@ -109,16 +118,58 @@ def find_work(trace: RankTrace) -> Work:
     carried = operators.kernel >= 0
     group[operators.kernel[carried]] = operators.group[carried]
     order = np.lexsort((start, issued))
+    main = _main_thread(trace)
+    backward = (caller != main) & (caller >= 0)
+    threads = _pass_threads(trace, main)
+    if threads:  # what another thread puts between the kernels of a pass is of that pass
+        told = np.isin(caller, threads)[order]
+        last = np.maximum.accumulate(np.where(told, np.arange(len(order)), 0))
+        backward[order] = backward[order][last]
     return Work(
         issued_ns=issued[order],
         start_ns=start[order],
         end_ns=(start + kernels.duration_ns[kept])[order],
         name=kernels.name[kept][order],
-        backward=((caller != _main_thread(trace)) & (caller >= 0))[order],
+        backward=backward[order],
         collective=kernels.communication[kept][order],
         group=group[kept][order],
         upload=_names_that(trace, _UPLOAD)[kernels.name[kept]][order],
     )
+
+
+def find_side_work(trace: RankTrace) -> Flags:
+    """Tell which kernels and copies run on streams that no pass computes on."""
+    kernels, caller = trace.kernels, _callers(trace)
+    threads = _pass_threads(trace, _main_thread(trace))
+    computes = kernels.kind == KernelKind.COMPUTE
+    computes &= (np.isin(caller, threads) | (caller < 0)) if threads else True
+    streams = np.unique(_streams(trace)[computes])
+    side: Flags = ~kernels.communication & ~np.isin(_streams(trace), streams)
+    return side if computes.any() else np.zeros_like(side)
+
+
+def _pass_threads(trace: RankTrace, main: int) -> list[int]:
+    """Return the thread of the schedule, and those that compute on a stream that it computes on.
+
+    None where the schedule's thread computes nothing.
+    """
+    computes, caller = trace.kernels.kind == KernelKind.COMPUTE, _callers(trace)
+    streams = np.unique(_streams(trace)[computes & (caller == main)])
+    beside = computes & np.isin(_streams(trace), streams) & (caller >= 0)
+    return np.unique(caller[beside]).tolist() if main >= 0 else []
+
+
+def _callers(trace: RankTrace) -> I32:
+    """Return the thread that launched each kernel; -1 where nothing tells."""
+    launch = trace.kernels.launch
+    if not len(trace.launches):
+        return np.full(len(launch), UNKNOWN, dtype=np.int32)
+    return np.where(launch >= 0, trace.launches.thread[launch], UNKNOWN).astype(np.int32)
+
+
+def _streams(trace: RankTrace) -> I64:
+    """Return a number for each kernel's stream, whichever its device is."""
+    return trace.kernels.device.astype(np.int64) * (1 << 32) + trace.kernels.stream
 
 
 def _cpu_work(trace: RankTrace) -> Work:

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
-from debubble.units import show_bytes
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -87,8 +86,6 @@ class Kernels(Table):
     correlation: I64
     graph: I64
     """Identity of the CUDA graph the kernel belongs to, where the trace says so."""
-    stated_ns: I64
-    """How long a copy took by the bytes and the bandwidth that the trace states."""
     launch: I32
     """Row in `launches` of the call that queued it. Kernels of one graph launch share a row."""
 
@@ -376,79 +373,6 @@ def peak_memory(trace: RankTrace) -> int | None:
     on_device = trace.memory.device_type == MemoryDevice.DEVICE
     allocated = trace.memory.allocated_bytes[on_device]
     return int(allocated.max()) if len(allocated) and allocated.max() >= 0 else None
-
-
-# A peak and the sum of the changes up to it are the same to the byte in all our recordings.
-# So is every other total. Threads that allocate at the same moment may be written in another order.
-_PEAKS_AGREE, _IN_ANOTHER_ORDER = 0.005, 0.02
-# Two of 200 recorded ranks lack one release among 7,000 changes.
-_LOST_RELEASES = 0.001
-# The host allocates before it launches or after, never while it does: none of 250,000 recorded
-# events lies inside a launch, by more than its stamps are off. Those of another process lie inside
-# some. Between two allocations, a fourteenth of all launches lies at most, where each second
-# launch has one.
-_STAMPS_NS, _INSIDE_LAUNCHES, _FEWEST_CHANGES = 1_000, 0.01, 100
-_WITHOUT_CHANGES, _CHANGES_A_LAUNCH = 0.25, 0.5
-# Devices hand memory out in pages; what was reserved is a multiple of 2 MiB in all recordings.
-_PAGE_BYTES = 65_536
-
-
-def doubt_memory(trace: RankTrace) -> str:
-    """Say what is wrong with the totals of the allocator; nothing where they add up.
-
-    A total is what the changes up to it come to, from wherever the capture began. Profilers lose a
-    change now and then: that of a release is no peak, and shows as less from there on.
-    """
-    memory = trace.memory
-    known = {one.index: one.memory_bytes for one in trace.header.devices if one.memory_bytes}
-    on_device = memory.device_type == MemoryDevice.DEVICE
-    for device in np.unique(memory.device[on_device]).tolist():
-        mine = on_device & (memory.device == device)
-        allocated, reserved = memory.allocated_bytes[mine], memory.reserved_bytes[mine]
-        if (allocated < 0).all():
-            continue
-        peak = int(allocated.max())
-        summed = np.cumsum(memory.change_bytes[mine].astype(np.float64))
-        before = allocated - summed
-        less = np.diff(before)
-        released = (less <= 0).all() and int((less < 0).sum()) <= _LOST_RELEASES * len(less)
-        began = before if released else np.median(before)
-        lost = float((before != began).mean()) > _IN_ANOTHER_ORDER
-        expected = float((summed + began).max())
-        if lost or abs(peak - expected) > _PEAKS_AGREE * max(peak, 1):
-            return f"a peak of {show_bytes(peak)}, where its changes add up to another"
-        if 0 < reserved.max() < (1 - _PEAKS_AGREE) * peak:
-            return f"{show_bytes(peak)} allocated of {show_bytes(int(reserved.max()))} reserved"
-        pages = reserved[reserved >= 0]
-        if (pages % _PAGE_BYTES).any():
-            return f"{show_bytes(int(pages.max()))} reserved, which is not in whole pages"
-        limit = known.get(device, 0)
-        if limit and max(peak, int(reserved.max())) > limit:
-            return f"{show_bytes(peak)} on a device that has {show_bytes(limit)}"
-    return _doubt_moments(trace, memory.start_ns[on_device])
-
-
-def _doubt_moments(trace: RankTrace, changed_ns: I64) -> str:
-    """Say where memory changes while the host launches, or not for long although it does."""
-    called = [row for row, name in enumerate(trace.names) if "LaunchKernel" in name]
-    calls = np.isin(trace.launches.name, called)
-    start_ns = trace.launches.start_ns[calls]
-    if min(len(changed_ns), len(start_ns)) < _FEWEST_CHANGES:
-        return ""
-    end_ns = start_ns + trace.launches.duration_ns[calls]
-    ahead = np.searchsorted(start_ns, changed_ns)
-    row = np.maximum(ahead - 1, 0)
-    inside = (start_ns[row] + _STAMPS_NS < changed_ns) & (changed_ns < end_ns[row] - _STAMPS_NS)
-    # Threads that launch at once allocate beside each other's launches.
-    at_once = float((start_ns[1:] < end_ns[:-1]).mean()) > _INSIDE_LAUNCHES
-    if float(inside.mean()) > _INSIDE_LAUNCHES and not at_once:
-        return f"it changes in the midst of {int(inside.sum())} launches: it is of another process"
-    without = int(np.diff(ahead, prepend=0, append=len(start_ns)).max())
-    if len(changed_ns) < _CHANGES_A_LAUNCH * (len(start_ns) - without):
-        return ""
-    if without > _WITHOUT_CHANGES * len(start_ns):
-        return f"nothing of it for {without} launches in a row, of {len(start_ns)}"
-    return ""
 
 
 def busy_intervals(trace: RankTrace) -> tuple[I64, I64]:

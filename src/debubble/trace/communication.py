@@ -9,14 +9,12 @@ be: of a group that the rank is not of, without their kernel, kernels without th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.trace.columns import I32, I64, UNKNOWN, KernelKind, Operation, RankTrace
-from debubble.units import counted
+from debubble.trace.columns import I32, I64, UNKNOWN, KernelKind, Operation
 
 # NCCL before 2.19, since 2.19, and RCCL, which names every kernel `ncclDevKernel_Generic`.
 _NCCL = re.compile(r"^(?:void )?(?:rccl|nccl)(?:Dev)?Kernels?(?:_|Generic|\b)", re.IGNORECASE)
@@ -169,46 +167,3 @@ def _neighbours(
     same = (threads[neighbour] == threads[moment]) & (threads[moment] != UNKNOWN)
     found[moment[same] - ranges] = neighbour[same]
     return found
-
-
-# What no rank can have exchanged.
-
-
-def impossible_groups(trace: RankTrace) -> Iterator[str]:
-    """Yield a group that a rank talks in, and is not of."""
-    used = np.unique(trace.operators.group[trace.operators.group >= 0]).tolist()
-    strange = [trace.groups[row].name for row in used if not _is_of(trace, row)]
-    if strange:
-        yield f"it talks in a group that it is not of ({strange[0][:40]})"
-
-
-def _is_of(trace: RankTrace, group: int) -> bool:
-    ranks = trace.groups[group].ranks
-    return not ranks or trace.rank is None or trace.rank in ranks
-
-
-def impossible_messages(trace: RankTrace) -> Iterator[str]:
-    """Yield communication without its operator, or its kernel, where others like it have them."""
-    kernels, operators = trace.kernels, trace.operators
-    told = np.zeros(len(kernels) + 1, dtype=bool)
-    told[operators.kernel] = True
-    told = told[:-1]
-    talks = kernels.communication & (kernels.launch >= 0)
-    # Collectives may be launched by what the profiler shows no operator of; messages are not.
-    carry = np.isin(kernels.kind, (KernelKind.PEER, KernelKind.COMMUNICATION))
-    silent = int((talks & ~told & carry).sum()) if (told & carry).any() else 0
-    if silent:
-        yield f"{counted(silent, 'kernel')} of communication without the operator of the others"
-    moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
-    carries = talks & (kernels.kind != KernelKind.COLLECTIVE)
-    if carries.any() and moves.any() and not told.any():
-        yield "no message has its kernel, though there are kernels that carry messages"
-    last = int(operators.start_ns[operators.kernel >= 0].max(initial=0))
-    missing = 0
-    for group in np.unique(operators.group[moves]).tolist():
-        mine = moves & (operators.group == group)
-        without = mine & (operators.kernel < 0) & (operators.start_ns < last)
-        few = 2 * int(without.sum()) <= int(mine.sum())
-        missing += int(without.sum()) if few else 0
-    if missing:
-        yield f"{counted(missing, 'message')} without the kernel that the others have"

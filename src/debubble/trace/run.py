@@ -51,7 +51,7 @@ from debubble.trace.format import (
     rank_from_name,
     read_sidecar,
 )
-from debubble.trace.guard import guard
+from debubble.trace.laws import hold_to_laws
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.units import counted, show_ranks
 
@@ -153,7 +153,7 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
     try:
         reading = replace(FORMATS[known.format].read(known, limits), beside=known.named)
         kept = reading if digests is None else _keep(known, reading, digests, limits)
-        return guarded(kept)
+        return replace(kept, traces=tuple(map(hold_to_laws, kept.traces)))
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
@@ -162,16 +162,6 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
         return Reading(error=error)
     except MemoryError:
         return Reading(error=too_large(known))
-
-
-def guarded(reading: Reading) -> Reading:
-    """Leave out what cannot be believed, and say so."""
-    judged = [guard(trace) for trace in reading.traces]
-    return replace(
-        reading,
-        traces=tuple(trace for trace, _ in judged if trace is not None),
-        gaps=(*reading.gaps, *(gap for _, gaps in judged for gap in gaps)),
-    )
 
 
 def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None) -> Reading:
@@ -232,10 +222,6 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
         gaps += more
     if not ranks and not tables:
         raise _nothing_found([found.capture.name], gaps, ())
-    # Where most ranks run other kernels from step to step, the job does, and none were lost.
-    differ = [gap for gap in gaps if gap.code is Code.LOST_OPERATORS]
-    if len(ranks) > 1 and 2 * len({gap.rank for gap in differ}) > len(ranks):
-        gaps = [gap for gap in gaps if gap not in differ]
     missing = missing_ranks(ranks)
     if missing:
         talk = any(trace.operators.addressed.any() for trace in ranks)

@@ -71,8 +71,6 @@ class DeviceArgs(Struct, gc=False, frozen=True):
     device: Int = -1
     stream: Int = -1
     correlation: Int = -1
-    bytes: Int = -1
-    bandwidth: float = msgspec.field(name="memory bandwidth (GB/s)", default=math.nan)
     graph: Int = msgspec.field(name="graph id", default=-1)
     queue: Int = msgspec.field(name="sycl queue", default=-1)
     """What Intel's devices have in place of a stream."""

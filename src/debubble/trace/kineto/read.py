@@ -55,8 +55,6 @@ from debubble.units import NS_PER_US, counted, show_count
 
 Positions = NDArray[np.intp]
 
-_LONGEST_COPY_NS = 2**62
-
 # The year 2096 in microseconds; with a base as large, int64 nanoseconds do not overflow.
 _MAX_TIME_US = 4.0e15
 # 31 years: added to the latest start and the latest base, it stays inside int64 nanoseconds.
@@ -157,15 +155,6 @@ def _to_ns(times: NDArray[np.generic], base_ns: int = 0) -> I64:
     return whole.astype(np.int64) * NS_PER_US + nanoseconds + np.int64(base_ns)
 
 
-def _stated_ns(copied: NDArray[np.generic], bandwidth: NDArray[np.generic]) -> I64:
-    """Return how long copies took by their bytes and gigabytes a second: bytes a nanosecond."""
-    size, rate = copied.astype(np.float64), bandwidth.astype(np.float64)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        took = size / rate
-    known = (size > 0) & (rate > 0) & (took < _LONGEST_COPY_NS)
-    return np.where(known, np.rint(np.where(known, took, 0)), UNKNOWN).astype(np.int64)
-
-
 def _kernels(reducer: Reducer, order: Positions, base_ns: int, launches: Launches) -> Kernels:
     rows = reducer.device
     kind_of_name = np.array(
@@ -182,7 +171,6 @@ def _kernels(reducer: Reducer, order: Positions, base_ns: int, launches: Launche
         stream=fit_int32(rows["stream"][order]),
         correlation=correlation,
         graph=rows["graph"][order],
-        stated_ns=_stated_ns(rows["bytes"][order], rows["bandwidth"][order]),
         launch=join_launches(correlation, launches.correlation),
     )
 

@@ -109,8 +109,6 @@ class Reducer:
             stream="q",
             correlation="q",
             graph="q",
-            bytes="q",
-            bandwidth="d",
         )
         self.launches = Rows(ts="d", dur="d", name="i", thread="i", correlation="q")
         self.annotations = Rows(ts="d", dur="d", name="i", thread="i", stream="q")
@@ -205,8 +203,6 @@ class Reducer:
             stream=[a.stream if a.queue < 0 else a.queue for a in args],
             correlation=[a.correlation for a in args],
             graph=[a.graph for a in args],
-            bytes=[a.bytes for a in args],
-            bandwidth=[a.bandwidth for a in args],
         )
 
     def _queueing(self, events: Sequence[Call]) -> list[Call]:

@@ -1,0 +1,39 @@
+"""A damaged rank moves no figure without a word: it is right, or it is named and what it moves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from fuzz.damages import DAMAGES, load
+from support.traces.recordings import DATA, H200
+
+import debubble
+from debubble.errors import Touch
+
+RECORDINGS = (H200 / "1f1b_p2_m4", H200 / "fwd_closed_m4", DATA / "frameworks" / "mg_2321")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda folder: folder.name)
+def test_figures_stay_right_or_the_damage_is_named(tmp_path, recording, damage):
+    sound = debubble.analyse(str(recording))
+    files = sorted(recording.glob("rank*.json.gz"))
+    for file in files:
+        shutil.copy(file, tmp_path)
+    (tmp_path / files[1].name).unlink()
+    document = load(files[1])
+    damage(document)
+    (tmp_path / files[1].name.removesuffix(".gz")).write_text(json.dumps(document))
+    result = debubble.analyse(str(tmp_path))
+    was, now = sound.pipeline, result.pipeline
+    if now.bubble_fraction is None or now.absent:
+        assert result.warnings
+        return
+    doubts = [gap for gap in result.warnings if Touch.TIMES in gap.touches]
+    moves_ns = [gap.moves_ns for gap in doubts]
+    moved_ns = abs(now.bubble_fraction - was.bubble_fraction) * was.batch_latency_ns
+    moved_ns = max(moved_ns, abs(now.batch_latency_ns - was.batch_latency_ns))
+    assert moved_ns <= 0.01 * was.batch_latency_ns or None in moves_ns or moved_ns <= sum(moves_ns)

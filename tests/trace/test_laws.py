@@ -1,0 +1,251 @@
+"""What cannot be is left out, as few events as can be; healthy traces come back as they were."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from support.traces.recordings import DATA, H200, SHARED
+
+from debubble.errors import Code, RunNotFound, Touch, TraceError
+from debubble.fleet.survey import NoPipelineIn, Question, measure_run
+from debubble.trace.columns import KernelKind, RankTrace, peak_memory
+from debubble.trace.kineto import read_kineto
+from debubble.trace.laws import hold_to_laws
+from debubble.trace.run import find_run, read_run
+
+MS = 1_000_000
+US = 1_000
+LAWS_AND_LOSSES = {Code.IMPOSSIBLE, Code.LOST_OPERATORS, Code.WRONG_MEMORY, Code.WRONG_FIELDS}
+
+
+@cache
+def recorded(rank: int = 0) -> RankTrace:
+    return read_kineto(str(H200 / "1f1b_p2_m4" / f"rank{rank}.json.gz"))
+
+
+def with_kernels(trace: RankTrace, **columns: np.ndarray) -> RankTrace:
+    """Return the trace with other columns of its kernels, sorted by start as tables are."""
+    kernels = replace(trace.kernels, **columns)
+    order = np.argsort(kernels.start_ns, kind="stable")
+    number = np.append(np.argsort(order), -1).astype(np.int32)
+    names = kernels.__dataclass_fields__
+    return replace(
+        trace,
+        kernels=replace(kernels, **{name: getattr(kernels, name)[order] for name in names}),
+        operators=replace(trace.operators, kernel=number[trace.operators.kernel]),
+    )
+
+
+def computes(trace: RankTrace) -> np.ndarray:
+    return np.flatnonzero(trace.kernels.kind == KernelKind.COMPUTE)
+
+
+def moved(row: int, by_ns: int = 0, longer_ns: int = 0) -> RankTrace:
+    trace = recorded()
+    start, lasts = trace.kernels.start_ns.copy(), trace.kernels.duration_ns.copy()
+    start[row] += by_ns
+    lasts[row] += longer_ns
+    return with_kernels(trace, start_ns=start, duration_ns=lasts)
+
+
+def left_out(damaged: RankTrace) -> int:
+    return len(damaged.kernels) - len(hold_to_laws(damaged).kernels)
+
+
+def gap_of(damaged: RankTrace):
+    [gap] = hold_to_laws(damaged).gaps
+    assert (gap.rank, gap.file) == (damaged.rank, damaged.file)
+    return gap
+
+
+def runs_of(folders):
+    for folder in sorted(folders):
+        try:
+            yield folder, read_run(find_run([str(folder)]))
+        except (RunNotFound, TraceError):
+            continue  # no trace: a log, a table of figures, or one of no rank
+
+
+@pytest.mark.slow
+def test_nothing_that_was_recorded_breaks_a_law_or_is_doubted():
+    ranks = 0
+    recordings = SHARED.parent / "recordings"
+    folders = [*DATA.glob("*/*"), *SHARED.glob("*/*"), *recordings.glob("*/*")]
+    folders += [*(SHARED / "public").glob("*/*"), *recordings.glob("public/*")]
+    for folder, run in runs_of(folders):
+        ranks += len(run.ranks)
+        gaps = list(run.gaps)
+        with suppress(NoPipelineIn):
+            gaps += measure_run(run, Question()).gaps
+        assert not [str(gap) for gap in gaps if gap.code in LAWS_AND_LOSSES], folder
+    assert ranks >= 30
+
+
+def test_a_sound_rank_is_returned_as_it_is():
+    assert hold_to_laws(recorded()) == recorded()
+
+
+@pytest.mark.parametrize("by_ns", [-(10**15), -1_000 * MS, 5 * MS, 1_000 * MS])
+def test_one_kernel_at_a_wrong_time_is_left_out_alone(by_ns):
+    damaged = moved(computes(recorded())[500], by_ns)
+    gap = gap_of(damaged)
+    assert left_out(damaged) == 1
+    assert gap.code is Code.IMPOSSIBLE
+    assert Touch.TIMES in gap.touches
+
+
+def test_a_kernel_that_lasts_into_hundreds_of_others_is_left_out_alone():
+    row = computes(recorded())[300]
+    damaged = moved(row, longer_ns=500 * MS)
+    gap = gap_of(damaged)
+    assert left_out(damaged) == 1
+    kernels = recorded().kernels
+    took_ns = int(kernels.duration_ns[row])
+    assert gap.moves_ns is None or took_ns <= gap.moves_ns <= took_ns + 20 * US
+
+
+def test_a_last_kernel_that_the_host_had_waited_for_is_left_out():
+    trace = recorded()
+    damaged = moved(int(trace.kernels.start_ns.argmax()), 1_000 * MS)
+    assert "after the host had waited" in gap_of(damaged).message
+    assert left_out(damaged) == 1
+
+
+@pytest.mark.parametrize("by_us", [6, 200])
+def test_kernels_that_begin_before_the_one_ahead_has_ended_are_sound(by_us):
+    """Programmatic dependent launches; also three in a row, each triggered early."""
+    trace = recorded()
+    start, lasts = trace.kernels.start_ns.copy(), trace.kernels.duration_ns.copy()
+    rows = computes(trace)
+    for row in rows[1:][lasts[rows[:-1]] > 300 * US]:
+        early = min(by_us * US, int(lasts[row - 1]) - US)
+        start[row : row + 2] -= early
+        lasts[row : row + 2] += early
+    order = np.argsort(start, kind="stable")
+    assert (order == np.arange(len(order))).all()
+    overlapping = with_kernels(trace, start_ns=start, duration_ns=lasts)
+    assert hold_to_laws(overlapping).gaps == ()
+
+
+def test_a_device_whose_clock_is_off_all_along_breaks_no_law():
+    trace = recorded()
+    assert hold_to_laws(with_kernels(trace, start_ns=trace.kernels.start_ns - 30 * MS)).gaps == ()
+
+
+def test_half_a_device_on_another_clock_is_told_and_moves_nobody_knows_what():
+    trace = recorded()
+    start = trace.kernels.start_ns.copy()
+    start[len(start) // 2 :] -= 40 * MS
+    gaps = hold_to_laws(with_kernels(trace, start_ns=start)).gaps
+    assert None in {gap.moves_ns for gap in gaps if gap.code is Code.IMPOSSIBLE}
+
+
+def test_a_synchronisation_of_another_device_tells_nothing():
+    """As the profiler's own, at the end, from a thread whose device is another one."""
+    trace = recorded()
+    waits = [row for row, name in enumerate(trace.names) if name == "cudaDeviceSynchronize"]
+    rows = np.isin(trace.launches.name, waits)
+    assert rows.any()
+    lasts = np.where(rows, US, trace.launches.duration_ns)
+    start = np.where(rows, trace.launches.start_ns - 2 * MS, trace.launches.start_ns)
+    launches = replace(trace.launches, start_ns=start, duration_ns=lasts)
+    assert hold_to_laws(replace(trace, launches=launches)).gaps == ()
+
+
+def test_times_in_whole_microseconds_break_no_law():
+    trace = recorded()
+    tables = {}
+    for name in ("kernels", "launches"):
+        table = getattr(trace, name)
+        start = table.start_ns // US * US
+        end = (table.start_ns + table.duration_ns) // US * US
+        tables[name] = replace(table, start_ns=start, duration_ns=end - start)
+    assert hold_to_laws(replace(trace, **tables)).gaps == ()
+
+
+def test_kernels_that_are_written_twice_count_once():
+    trace = recorded()
+    rows = np.sort(np.concatenate((np.arange(len(trace.kernels)), computes(trace)[::7])))
+    names = trace.kernels.__dataclass_fields__
+    twice = replace(trace.kernels, **{name: getattr(trace.kernels, name)[rows] for name in names})
+    number = np.append(np.searchsorted(rows, np.arange(len(trace.kernels))), -1).astype(np.int32)
+    operators = replace(trace.operators, kernel=number[trace.operators.kernel])
+    kept = hold_to_laws(replace(trace, kernels=twice, operators=operators))
+    assert len(kept.kernels) == len(trace.kernels)
+    assert (kept.kernels.start_ns == trace.kernels.start_ns).all()
+    assert kept.gaps[0].moves_ns == 0
+
+
+@pytest.mark.parametrize("lost", ["kernels", "launches"])
+def test_what_a_full_buffer_lost_is_doubted_by_no_less_than_it_took(lost):
+    trace = recorded()
+    rows = computes(trace)[200:210]
+    took_ns = int(trace.kernels.duration_ns[rows].sum())
+    if lost == "launches":
+        launch = trace.kernels.launch.copy()
+        launch[rows] = -1
+        damaged = with_kernels(trace, launch=launch)
+    else:
+        kept = np.setdiff1d(np.arange(len(trace.kernels)), rows)
+        number = np.append(np.full(len(trace.kernels), -1), -1).astype(np.int32)
+        number[kept] = np.arange(len(kept))
+        names = trace.kernels.__dataclass_fields__
+        fewer = replace(
+            trace.kernels, **{name: getattr(trace.kernels, name)[kept] for name in names}
+        )
+        operators = replace(trace.operators, kernel=number[trace.operators.kernel])
+        damaged = replace(trace, kernels=fewer, operators=operators)
+    gaps = hold_to_laws(damaged).gaps
+    doubt = next(gap for gap in gaps if gap.code is Code.LOST_OPERATORS)
+    assert doubt.touches == {Touch.TIMES, Touch.LAYERS}
+    assert took_ns <= doubt.moves_ns < 3 * took_ns
+
+
+def test_captures_that_begin_late_or_end_early_lost_nothing():
+    late = read_kineto(str(H200 / "1f1b_p3_m7" / "rank0.json.gz"))
+    assert (late.kernels.launch < 0).sum() > 100
+    assert hold_to_laws(late).gaps == ()
+    trace = recorded()
+    names = trace.kernels.__dataclass_fields__
+    fewer = replace(trace.kernels, **{name: getattr(trace.kernels, name)[:-40] for name in names})
+    kernel = np.where(trace.operators.kernel < len(fewer), trace.operators.kernel, -1)
+    operators = replace(trace.operators, kernel=kernel.astype(np.int32))
+    assert hold_to_laws(replace(trace, kernels=fewer, operators=operators)).gaps == ()
+
+
+@pytest.mark.parametrize("factor", [1000, 3])
+def test_a_total_of_memory_that_nothing_came_to_is_left_out(factor):
+    trace = recorded()
+    allocated = trace.memory.allocated_bytes.copy()
+    allocated[700] *= factor
+    damaged = replace(trace, memory=replace(trace.memory, allocated_bytes=allocated))
+    gap = gap_of(damaged)
+    assert gap.touches == {Touch.MEMORY}
+    assert peak_memory(hold_to_laws(damaged)) == peak_memory(trace)
+
+
+def test_a_group_that_the_rank_is_not_of_is_left_out_with_its_messages():
+    trace = recorded()
+    used = int(np.unique(trace.operators.group[trace.operators.group >= 0])[0])
+    groups = tuple(
+        replace(group, ranks=(7, 8)) if row == used else group
+        for row, group in enumerate(trace.groups)
+    )
+    kept = hold_to_laws(replace(trace, groups=groups))
+    assert not (kept.operators.group == used).any()
+    assert len(kept.kernels) == len(trace.kernels)
+    assert "in a group that it is not of" in kept.gaps[0].message
+
+
+def test_steps_of_one_number_are_left_out():
+    trace = recorded()
+    marks = [row for row, name in enumerate(trace.names) if name.startswith("ProfilerStep#")]
+    name = np.where(np.isin(trace.annotations.name, marks), marks[0], trace.annotations.name)
+    kept = hold_to_laws(replace(trace, annotations=replace(trace.annotations, name=name)))
+    on_host = kept.annotations.stream < 0
+    assert not (np.isin(kept.annotations.name, marks) & on_host).any()
+    assert "one number" in kept.gaps[0].message
