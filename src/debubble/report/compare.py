@@ -37,8 +37,12 @@ _SHOWN = 0.0005
 
 def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
     """Lay out the verdict, the numbers behind it, memory, and what else differs."""
-    page = Page(answer=found.sentence, notes=list(found.notes), next_command=next_command)
+    notes = [f"times: {found.basis}", *found.notes]
+    page = Page(answer=found.sentence, notes=notes, next_command=next_command)
     page.findings = list(found.reasons) if found.verdict != Verdict.NOT_COMPARABLE else []
+    if found.predicted is not None:
+        sentence = found.predicted.sentence
+        page.findings.insert(0, f"{found.predicted.change}: {sentence}.")
     numbers = Table(columns=("number", "before", "after", "change", "95 % of it in", "p", "n"))
     for name, delta in found.delta.items():
         first, second = delta.before, delta.after
@@ -100,6 +104,7 @@ COLUMNS: dict[str, type] = {
     "bubble_fraction": float,
     "batch_latency_s": float,
     "step_time_s": float,
+    "basis": str,
     "microbatches": int,
     "schedule": str,
     "split": str,
@@ -120,7 +125,20 @@ def history_page(records: Sequence[Record]) -> Page:
         page.answer = "The history is empty."
         page.next_command = "debubble history add TRACES --name NAME"
         return page
-    columns = ("name", "kept, UTC", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
+    columns = (
+        *(
+            "name",
+            "kept, UTC",
+            "steps",
+            "bubble",
+            "batch",
+            "times",
+            "peak",
+            "schedule",
+            "m",
+            "tags",
+        ),
+    )
     shown = len(columns) - (not any(record.tags for record in records))
     table = Table(columns=columns[:shown])
     for record in records:
@@ -133,7 +151,8 @@ def history_page(records: Sequence[Record]) -> Page:
                 kept,
                 str(len(measurement.samples)),
                 show_share(middle(measurement.bubble_fractions)),
-                show_known(middle(measurement.batch_latencies_s), show_seconds),
+                show_known(middle(measurement.batch_latencies_s(measurement.basis)), show_seconds),
+                measurement.basis,
                 show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
                 measurement.schedule or UNKNOWN,
                 show_known(measurement.microbatches),
@@ -160,6 +179,7 @@ def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 sample.bubble_fraction,
                 sample.batch_latency_s,
                 sample.step_time_s,
+                str(measurement.traced),
                 measurement.microbatches,
                 measurement.schedule,
                 split,
