@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 from support.measurements import sampled
+from support.traces.read_once import analyse_recording
+from support.traces.recordings import recorded_run
 
+import debubble
 from debubble.measure.compare import compare
 from debubble.measure.prediction import Prediction, check_prediction, find_prediction
 from debubble.measure.store import Store
@@ -65,12 +68,41 @@ def test_the_change_that_was_made_is_found_by_what_differs():
     assert find_prediction(kept, BEFORE, BEFORE) is None
 
 
-def test_of_changes_that_no_figure_shows_the_only_one_is_taken_and_of_two_none():
-    overlap = predicted(Change(overlap=True), words="overlap")
+def test_a_change_that_no_figure_shows_is_never_guessed():
     repair = predicted(Change(repaired=((0, 1),)), words="repair hop 0:1")
-    assert find_prediction((repair, SPLIT), BEFORE, BEFORE) is repair
-    assert find_prediction((overlap, repair), BEFORE, BEFORE) is None
-    assert find_prediction((overlap, repair), BEFORE, BEFORE, "overlap") is overlap
+    assert find_prediction((repair, SPLIT), BEFORE, BEFORE) is None
+    assert find_prediction((repair, SPLIT), BEFORE, BEFORE, "repair hop 0:1") is repair
+
+
+def test_other_stages_are_cut_evenly_unless_it_is_said():
+    kept = (predicted(Change(schedule="zbv"), words="zbv"),)
+    even = sampled([0.3] * 6, schedule="zbv", stages=4, split=(2, 2, 2, 2))
+    assert find_prediction(kept, BEFORE, even) is kept[0]
+    assert find_prediction(kept, BEFORE, replace(even, split=(1, 3, 2, 2))) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change", "came"),
+    [
+        ("1f1b_m8_split3337", "1f1b_m8", "split 4,4,4,4", "as predicted"),
+        ("1f1b_m8", "zbv_m8", "schedule zbv with 2 stages a rank", "as predicted"),
+        ("gpipe_m8", "zbv_m8", "schedule zbv with 2 stages a rank", "as predicted"),
+        ("zbv_m8", "1f1b_m8", "schedule 1f1b", "as predicted"),
+        # Planned beside a slow hop, measured without.
+        ("1f1b_m8_slow23", "zbv_m8", "schedule zbv with 2 stages a rank", "faster than predicted"),
+        # The one is even, the other is not; and nothing that shows was changed.
+        ("zbv_m8", "1f1b_m8_split3337", None, None),
+        ("fwd_closed_m8", "fwd_closed_m8_slow12", None, None),
+    ],
+)
+@pytest.mark.slow
+def test_recorded_changes_are_told_by_their_figures_and_come_as_predicted(
+    before, after, change, came
+):
+    first, second = (analyse_recording(recorded_run(name)) for name in (before, after))
+    plan = debubble.plan(first, frameworks=(), planned_for="any")
+    found = debubble.compare(first, second, predicted=plan).predicted
+    assert (found and (found.change, found.verdict)) == (change and (change, came))
 
 
 @pytest.mark.parametrize(("message_bytes", "which"), [(1024, "grown"), (512, "cut")])

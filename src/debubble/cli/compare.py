@@ -41,7 +41,7 @@ from debubble.report.compare import compare_page
 from debubble.report.html.measured import compare_report
 from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
-from debubble.units import parse_bytes, parse_share
+from debubble.units import counted, parse_bytes, parse_share
 
 
 @click.command("compare")
@@ -124,6 +124,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     )
     answer = answer_compare(found, gaps, compare_causes(*(side.captures for side in sides)))
     page = compare_page(answer, "" if manners.quiet else _next_command(after, found))
+    if kept and found.predicted is None:
+        count = counted(len(kept), "prediction")
+        page.notes.append(f"{count} of {before}, none of this change: --change names it")
     if picture is not None:
         shown = [side.shown() for side in sides]
         report = compare_report(answer, shown, page, f"{before} → {after}")

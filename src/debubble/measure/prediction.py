@@ -8,6 +8,7 @@ from enum import StrEnum
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from debubble.plan.baseline import even_split
 from debubble.plan.change import Hold
 from debubble.timeline.job import Basis
 from debubble.units import show_between, show_gain, show_seconds, show_times
@@ -65,8 +66,9 @@ class Prediction:
             return False
         if (self.microbatches or before.microbatches) != after.microbatches:
             return False
-        # Other stages than before are cut evenly, unless it is said.
-        split = self.split or (before.split if before.stages == after.stages else None)
+        split = self.split or before.split
+        if split and len(split) != after.stages <= sum(split):  # cut evenly, unless it is said
+            split = even_split(sum(split), after.stages)
         if split and after.split and split != after.split:
             return False
         sizes = batches_of(before, after)
@@ -126,14 +128,12 @@ def find_prediction(
 ) -> Prediction | None:
     """Return what was predicted of the change between two runs, or of the one so worded.
 
-    Of what figures do not tell apart, the one without unseen changes; where several are left that
-    differ in those alone, none: it has to be said which was made.
+    What figures do not show may have been made or not: that has to be said.
     """
     if words is not None:
         return next((kept for kept in predictions if kept.words == words), None)
-    fitting = [kept for kept in predictions if kept.fits(before, after)]
-    plain = [kept for kept in fitting if not kept.unseen] or fitting
-    return plain[0] if len({kept.words for kept in plain}) == 1 else None
+    seen = (kept for kept in predictions if not kept.unseen and kept.fits(before, after))
+    return next(seen, None)
 
 
 def growth_of(before: Measurement, after: Measurement) -> float | None:
