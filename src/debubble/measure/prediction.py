@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from debubble.plan.baseline import even_split
 from debubble.plan.change import Hold
 from debubble.timeline.job import Basis
-from debubble.units import show_between, show_gain, show_seconds, show_times
+from debubble.units import show_between, show_gain, show_known, show_seconds, show_times
 
 if TYPE_CHECKING:
     from debubble.measure.measurement import Measurement
@@ -102,10 +102,11 @@ class PredictionCheck:
         kept = self.prediction
         interval = show_between(show_seconds(kept.low_s), show_seconds(kept.high_s))
         predicted = f"predicted {show_seconds(kept.batch_latency_s)} ({interval})"
-        if self.measured_s is None:
+        if self.verdict is Came.UNKNOWN:
             return f"{predicted}, {self.why}"
         why = f": {self.why}" if self.why else ""
-        return f"{predicted}, measured {show_seconds(self.measured_s)}: {self.verdict}{why}"
+        measured = show_known(self.measured_s, show_seconds)
+        return f"{predicted}, measured {measured}: {self.verdict}{why}"
 
 
 def batches_of(before: Measurement, after: Measurement) -> tuple[float, float] | None:
@@ -150,10 +151,10 @@ def check_prediction(
     lengths = after.batch_latencies_s(prediction.basis)
     took = float(median(lengths)) if lengths else None
     held = "" if before is None else _say_held(prediction, growth_of(before, after))
-    if took is None:
-        came, why = Came.UNKNOWN, f"{prediction.basis}; measured {after.traced} alone"
-    elif held:
+    if held:
         came, why = Came.ANOTHER_BATCH, held
+    elif took is None:
+        came, why = Came.UNKNOWN, f"{prediction.basis}; measured {after.traced} alone"
     elif prediction.low_s <= took <= prediction.high_s:
         came, why = Came.AS_PREDICTED, ""
     else:

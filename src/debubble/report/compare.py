@@ -20,6 +20,7 @@ from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import middle
 from debubble.measure.store import Record, created_at
 from debubble.report.text import Page, Table
+from debubble.timeline.job import Basis
 from debubble.units import (
     UNKNOWN,
     counted,
@@ -31,6 +32,7 @@ from debubble.units import (
     show_share,
 )
 
+_UNPROFILED = " *"
 # Of a batch; what is less on both sides reads as nothing.
 _SHOWN = 0.0005
 
@@ -125,24 +127,15 @@ def history_page(records: Sequence[Record]) -> Page:
         page.answer = "The history is empty."
         page.next_command = "debubble history add TRACES --name NAME"
         return page
-    columns = (
-        *(
-            "name",
-            "kept, UTC",
-            "steps",
-            "bubble",
-            "batch",
-            "times",
-            "peak",
-            "schedule",
-            "m",
-            "tags",
-        ),
-    )
+    columns = ("name", "kept, UTC", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
     shown = len(columns) - (not any(record.tags for record in records))
     table = Table(columns=columns[:shown])
+    bases = {record.measurement.basis for record in records}
+    marked = {Basis.UNPROFILED} if len(bases) > 1 else set()
+    page.notes = [f"times: profiled,{_UNPROFILED} unprofiled" if marked else f"times: {min(bases)}"]
     for record in records:
         measurement = record.measurement
+        batch = middle(measurement.batch_latencies_s(measurement.basis))
         # To the minute: --json and export have the seconds.
         kept = created_at(record.created_s)[:16].replace("T", " ")
         table.rows.append(
@@ -151,8 +144,8 @@ def history_page(records: Sequence[Record]) -> Page:
                 kept,
                 str(len(measurement.samples)),
                 show_share(middle(measurement.bubble_fractions)),
-                show_known(middle(measurement.batch_latencies_s(measurement.basis)), show_seconds),
-                measurement.basis,
+                show_known(batch, show_seconds)
+                + (_UNPROFILED if measurement.basis in marked else ""),
                 show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
                 measurement.schedule or UNKNOWN,
                 show_known(measurement.microbatches),
