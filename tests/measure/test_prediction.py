@@ -61,6 +61,15 @@ def test_nothing_is_held_against_a_time_on_another_basis():
     assert str(check).endswith("unprofiled; measured profiled alone")
 
 
+def test_a_prediction_is_laid_on_the_profiled_basis_where_the_later_run_has_no_other():
+    pairs = tuple((None, 0.2) for _ in range(6))
+    before = replace(BEFORE, unprofiled_s=pairs, unprofiled_batches_s=pairs)
+    unprofiled = predicted(Change(split=(3, 5)), latency_s=0.15, basis=Basis.UNPROFILED)
+    check = check_prediction(unprofiled, before, AFTER)
+    assert (check.prediction.basis, check.verdict) == ("profiled", "as predicted")
+    assert check.prediction.batch_latency_s == pytest.approx(0.3)
+
+
 def test_the_change_that_was_made_is_found_by_what_differs():
     kept = (predicted(Change(schedule="gpipe")), SPLIT, REPAIR)
     assert find_prediction(kept, BEFORE, AFTER) is SPLIT

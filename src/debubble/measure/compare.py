@@ -130,7 +130,9 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
         needed=samples_needed(*samples, max(threshold, abs(decider.change or 0.0))),
         detectable=detectable_change(*samples),
         threshold=threshold,
-        predicted=None if kept is None else check_prediction(kept, before, after),
+        predicted=None
+        if kept is None
+        else check_prediction(kept.on(bases[1], before), before, after),
         throughput_unit="tokens" if before.tokens and after.tokens else "microbatches",
     )
 

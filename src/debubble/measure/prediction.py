@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,19 @@ class Prediction:
             unseen=any(getattr(change, name, None) is not None for name in _UNSEEN),
             **figures,
         )
+
+    def on(self, basis: Basis, before: Measurement) -> Prediction:
+        """Return it on another basis, where the run before the change was timed on both.
+
+        The profiler slows all parts of a step alike.
+        """
+        here, there = (before.batch_latencies_s(each) for each in (self.basis, basis))
+        if not here or not there:
+            return self
+        factor = median(there) / median(here)
+        names = ("before_s", "batch_latency_s", "low_s", "high_s")
+        scaled: dict[str, Any] = {name: factor * getattr(self, name) for name in names}
+        return replace(self, basis=basis, **scaled)
 
     def fits(self, before: Measurement, after: Measurement) -> bool:
         """Tell whether the later run is the earlier with this change, as far as figures tell."""
@@ -148,6 +161,8 @@ def check_prediction(
     prediction: Prediction, before: Measurement | None, after: Measurement
 ) -> PredictionCheck:
     """Hold a prediction against the run after the change; `before` tells what the batch was."""
+    if before is not None and not after.batch_latencies_s(prediction.basis):
+        prediction = prediction.on(after.traced, before)
     lengths = after.batch_latencies_s(prediction.basis)
     took = float(median(lengths)) if lengths else None
     held = "" if before is None else _say_held(prediction, growth_of(before, after))
