@@ -206,3 +206,9 @@ def test_a_record_of_both_kinds_tells_them_apart(tmp_path):
     assert "719 ms *" in text
     assert "121 ms *" not in text
     assert "times: profiled, * unprofiled" in text
+
+
+@pytest.mark.parametrize("verb", ["find", "plan", "links"])
+def test_what_a_jobs_own_timers_wrote_is_unprofiled(verb, tmp_path):
+    words = f"debubble {verb} {DATA / 'formats' / 'slow_device.csv'}"
+    assert "times: unprofiled" in type_command(words, tmp_path).text
