@@ -36,7 +36,7 @@ from debubble.serving.traffic import Traffic
 from debubble.simulate.communication import Communication
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import JobFacts, ask_job
+from debubble.timeline.job import JobFacts, RunBasis, ask_job
 from debubble.timeline.model import PassKind, Timeline
 from debubble.timeline.replicas import ReplicaFigures, Workers
 from debubble.trace.columns import RankTrace
@@ -86,6 +86,11 @@ class Analysis:
     def job(self) -> JobFacts:
         """What the job said of itself, held against its traces."""
         return ask_job(self.run.sidecars, self.pipeline)
+
+    @cached_property
+    def basis(self) -> RunBasis:
+        """Whether the run is held against others with or without the profiler, and its latency."""
+        return self.job.basis_for(self.pipeline)
 
     @cached_property
     def _wiring(self) -> tuple[Wiring, tuple[Gap, ...]]:
@@ -263,7 +268,7 @@ class Analysis:
             layers=layers or job.split_for(pipeline),
             limit_bytes=limit_bytes,
             schedule=schedule or job.schedule_for(pipeline),
-            latency_ns=latency_ns or job.without_profiler_ns(pipeline.batch_latency_ns),
+            basis=self.basis.stated(latency_ns),
             also=also,
             communication=communication,
         )

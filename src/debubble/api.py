@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -23,7 +24,7 @@ from debubble.answers.change import Tokens
 from debubble.answers.compare import CompareAnswer, answer_compare, compare_causes
 from debubble.answers.find import FindAnswer, answer_find, say_bubble
 from debubble.answers.links import LinksAnswer, answer_links
-from debubble.answers.plan import PlanAnswer, answer_plan
+from debubble.answers.plan import PlanAnswer, answer_plan, predictions_of
 from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
 from debubble.errors import UsageError
 from debubble.fleet.survey import Means, Question
@@ -116,18 +117,27 @@ def links(run: Analysis | Places, **asked: Any) -> LinksAnswer:
     return answer_links(_analysed(run, asked))
 
 
-def compare(
+def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
     before: Analysis | Places,
     after: Analysis | Places,
     *,
     threshold: float = DEFAULT_THRESHOLD,
     target_batch: float | None = None,
     limit_bytes: int | None = None,
+    predicted: PlanAnswer | None = None,
+    change: str | None = None,
 ) -> CompareAnswer:
-    """Hold the run after a change against the one before: three numbers, one verdict."""
+    """Hold the run after a change against the one before: three numbers, one verdict.
+
+    And against what `plan` said of the change: of the option that shows, else of the one that is
+    `change` in the plan's words.
+    """
     runs = [_analysed(run, {}) for run in (before, after)]
+    kept = () if predicted is None else predictions_of(predicted)
     found = compare_runs(
-        *(run.measurement for run in runs),
+        replace(runs[0].measurement, predicted=kept),
+        runs[1].measurement,
+        change=change,
         threshold=threshold,
         target_batch=target_batch,
         limit_bytes=limit_bytes,

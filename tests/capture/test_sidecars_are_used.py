@@ -63,12 +63,21 @@ def codes(data):
     return [gap["code"] for gap in data["warnings"] if gap["code"] != "replay_misses"]
 
 
+def slow_down(folder, cost):
+    """Let the profiler have cost so much, as a share of each step."""
+
+    def change(data, _):
+        data["steps"].update(
+            before_s=[0.4, 0.5, 0.6], after_s=[0.5] * STEPS, profiled_s=[0.5 * (1 + cost)] * STEPS
+        )
+
+    edit(folder, change)
+
+
 def test_find_shows_the_step_without_the_profiler_and_what_the_capture_cost(capture):
-    edit(capture, lambda data, _: data["steps"].update(overhead_fraction=0.1))
-    said = [json.loads(file.read_text()) for file in capture.glob("*.debubble.json")]
+    middle, cost = 0.5, 0.1
+    slow_down(capture, cost)
     data = answer(f"find {capture}", capture)
-    middle = sum(one["steps"]["unprofiled_median_s"] for one in said) / 2
-    cost = sum(one["steps"]["overhead_fraction"] for one in said) / 2
     assert data["job"]["unprofiled_step_time_s"] == pytest.approx(middle)
     assert data["job"]["overhead_fraction"] == pytest.approx(cost)
     assert data["job"]["steps_timed"] == 2 * STEPS
@@ -79,12 +88,12 @@ def test_find_shows_the_step_without_the_profiler_and_what_the_capture_cost(capt
     assert (data["job"]["tokens"], data["job"]["context_lengths"]) == (TOKENS, [300, 500])
     assert "sidecar_differs" not in codes(data)
     text = type_command(f"debubble find {capture}", capture.parent).text
-    assert "without the profiler: a step takes" in text
+    assert "times: profiled; unprofiled: a step takes" in text
     assert "the capture itself costs" in text
 
 
 def test_plan_and_simulate_hold_changes_against_the_unprofiled_batch(capture):
-    edit(capture, lambda data, _: data["steps"].update(overhead_fraction=0.25))
+    slow_down(capture, 0.25)
     profiled = answer(f"find {capture}", capture)["numbers"]["batch_latency_s"]
     plan = answer(f"plan {capture}", capture)
     assert plan["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
@@ -96,14 +105,14 @@ def test_plan_and_simulate_hold_changes_against_the_unprofiled_batch(capture):
 
 
 def test_steps_that_were_quicker_under_the_profiler_are_no_measure_of_it(capture):
-    edit(capture, lambda data, _: data["steps"].update(overhead_fraction=-0.17))
+    slow_down(capture, -0.17)
     found = answer(f"find {capture}", capture)
     assert found["numbers"]["unprofiled_batch_latency_s"] is None
     plan = answer(f"plan {capture}", capture)["baseline"]
     assert plan["numbers"]["batch_latency_s"] == found["numbers"]["batch_latency_s"]
     assert plan["without_profiler"] is None
     text = type_command(f"debubble find {capture}", capture.parent).text
-    assert "; under it steps were 17 % quicker: something else slowed those without" in text
+    assert "17 % less when profiled: something else slowed unprofiled steps" in text
     assert "itself costs -" not in text
 
 

@@ -155,14 +155,37 @@ def test_context_lengths_are_matched_where_sides_share_some():
     assert "context lengths matched: 12 steps before and 0 steps after" in found.notes[0]
 
 
-def test_throughput_is_of_unprofiled_steps_where_both_sides_timed_some():
-    unprofiled = [tuple((None, one) for one in side) for side in (SAME, QUICKER)]
-    found = compare(
-        sampled(SAME, unprofiled_s=unprofiled[0]), sampled(SAME, unprofiled_s=unprofiled[1])
+def timed(batches, step_s=1.25):
+    """A profiled run, whose job timed these batches and longer steps without the profiler."""
+    return sampled(
+        SAME,
+        unprofiled_batches_s=tuple((None, one) for one in batches),
+        unprofiled_s=tuple((None, step_s * one) for one in batches),
     )
+
+
+def test_all_that_is_compared_is_unprofiled_where_both_sides_timed_some():
+    found = compare(timed(SAME), timed(QUICKER))
+    assert found.bases == ("unprofiled", "unprofiled")
     assert found.delta("throughput").change == pytest.approx(1 / 0.85 - 1)
-    assert found.delta("unprofiled_step_time").change == pytest.approx(-0.15)
-    assert any("without the profiler" in note for note in found.notes)
+    assert found.delta("batch_latency").change == pytest.approx(-0.15)
+    assert found.delta("step_time").after.median == pytest.approx(
+        1.25 * found.delta("batch_latency").after.median
+    )
+    assert found.delta("profiled_batch_latency").change == 0.0
+
+
+def test_where_one_side_timed_none_both_are_profiled_and_that_is_said():
+    found = compare(timed(QUICKER), sampled(SAME))
+    assert found.bases == ("profiled", "profiled")
+    assert found.delta("batch_latency").change == 0.0
+    assert "only before has unprofiled times: both sides are profiled" in found.notes
+
+
+def test_a_job_with_timers_of_its_own_is_held_against_a_profile_with_a_word_on_it():
+    found = compare(sampled(SAME), sampled(QUICKER, traced="unprofiled"))
+    assert found.bases == ("profiled", "unprofiled")
+    assert any("what the profiler costs counts as a change" in note for note in found.notes)
 
 
 def test_one_step_a_side_says_nothing():

@@ -104,7 +104,7 @@ def test_a_store_of_the_version_before_is_brought_up_to_date_with_what_it_holds(
     run_by_hand(url, *MADE_1.replace("{record}", RECORD_1).split(";"))
     store = Store(url)
     (old,) = store.named("base")
-    assert (old.created_s, old.measurement.batch_latencies_s) == (12.5, (0.1,))
+    assert (old.created_s, old.measurement.batch_latencies_s("profiled")) == (12.5, (0.1,))
     store.tag("base", {"a": "1"})
     store.add("base", sampled([0.2]), now_s=13, tags={"b": "2"})
     assert [one.tags for one in store.named("base")] == [{"a": "1"}, {"b": "2"}]

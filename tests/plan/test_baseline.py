@@ -17,6 +17,7 @@ from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.job import JobFacts
 
 FUSED, BLOCKING, GROUPED = Communication.FUSED, Communication.BLOCKING, Communication.GROUPED
 POSTED, RUNTIME = Communication.POSTED, Communication.RUNTIME
@@ -141,9 +142,8 @@ class TestMisfit:
         order = order_of("1f1b", 4, 8)
         timeline = as_timeline(*run_order(order, MS_OF_A_PASS, FUSED, one_way=3 * MS))
         figures = measure_pipeline(timeline, 0)
-        served = measure_baseline(
-            timeline, figures, schedule="1f1b", latency_ns=2 * figures.batch_latency_ns
-        )
+        stated = JobFacts().basis_for(figures).stated(2 * figures.batch_latency_ns)
+        served = measure_baseline(timeline, figures, schedule="1f1b", basis=stated)
         assert served.misfit == pytest.approx(0.0, abs=1e-6)
         assert served.correction == pytest.approx(2.0)
         assert served.window_ns == 2 * figures.batch_latency_ns

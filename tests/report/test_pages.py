@@ -85,18 +85,17 @@ JOB = JobPart(
 def test_steps_without_the_profiler_tell_what_the_capture_costs(trained):
     timed = replace(trained.numbers, unprofiled_batch_latency_s=0.14)
     page = find_page(replace(trained, job=JOB, numbers=timed))
-    assert note(page, "without the profiler") == (
-        "without the profiler: a step takes 150 ms (median of 6 steps), a batch about 140 ms;"
-        " the capture itself costs +20 %"
+    assert note(page, "times: ") == (
+        "times: profiled; unprofiled: a step takes 150 ms (median of 6 steps), a batch about 140 ms"
+        "; the capture itself costs +20 %"
     )
 
 
 def test_steps_that_something_else_slowed_tell_nothing_of_the_batch(trained):
     untold = replace(trained.numbers, unprofiled_batch_latency_s=None)
     slowed = replace(JOB, overhead_fraction=-0.3)
-    said = note(find_page(replace(trained, job=slowed, numbers=untold)), "without the profiler")
-    assert "under it steps were 30 % quicker: something else slowed those without" in said
-    assert said.endswith("the batch latency stays as profiled")
+    said = note(find_page(replace(trained, job=slowed, numbers=untold)), "times: profiled; ")
+    assert said.endswith("30 % less when profiled: something else slowed unprofiled steps")
 
 
 @pytest.mark.parametrize(("others", "named"), [(0.10, True), (0.149, False)])

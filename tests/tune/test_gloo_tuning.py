@@ -13,6 +13,8 @@ from support.services.console import type_command
 from support.tuning import scope_of
 
 from debubble.cli.tune import heading_of
+from debubble.report.tune import tune_page
+from debubble.timeline.job import Basis
 from debubble.tune.journal import Journal, Run
 from debubble.tune.loop import Budget, Loop
 from debubble.tune.prospects import Standing
@@ -65,6 +67,29 @@ def test_a_real_pipeline_is_run_and_planned_and_tried(tmp_path):
     assert all(rank.peak_bytes for rank in tuned.standing.runs[0].outcome.measurement.memory)
 
 
+# The samples of a step stay as they are: of more microbatches each has fewer.
+HOLDS_ITS_BATCH = (
+    *("sh", "-c", 'exec "$@" --tokens $((256 / $DEBUBBLE_MICROBATCHES))', "sh"),
+    *(sys.executable, "-P", "-m", "debubble.demo.job", "--ranks", "2", "--steps", "9"),
+    *("--split", "4,4", "--microbatches", "{microbatches}", "--width", "256"),
+)
+
+
+@pytest.mark.slow
+def test_a_script_that_holds_its_batch_is_told_from_a_bad_prediction(tmp_path):
+    template = read_template(HOLDS_ITS_BATCH, read_setting(["microbatches=4"]))
+    bench = Bench(template=template, steps=STEPS, wait=WAIT, folder=tmp_path)
+    tuned = tune(bench, runs=2, hold="microbatch")
+    first, second = tuned.standing.runs
+    assert second.expected.gain > 0.05
+    assert tuned.standing.gain_of_run(second) < -0.4
+    assert "the job holds its batch, so that its microbatches shrank" in second.outcome.message
+    assert any("holds its batch" in note for note in tune_page(tuned, "", "").notes)
+    assert tuned.standing.hold == "batch"
+    assert tuned.winner is None
+    assert first.expected is None
+
+
 def run_each(bench, settings):
     """Run settings one after the other, as one would without a plan."""
     runs = []
@@ -103,7 +128,8 @@ def ratio_of(one, other, folder):
         max(
             rate
             for run in turns.of(setting)
-            for rate in run.outcome.measurement.rates_per_s("unprofiled_step_times_s")
+            for measured in [run.outcome.measurement]
+            for rate in measured.rates_per_s(measured.step_times_s(Basis.UNPROFILED))
         )
         for setting in (one, other)
     ]

@@ -86,7 +86,7 @@ def start(folder, *words):
 def played(folder, *more):
     """What is typed to tune a job that never ran."""
     now = [word for pair in NOW for word in ("--now", pair)]
-    options = (*now, "--wait", "0", "--max-microbatches", "16")
+    options = (*now, "--wait", "0", "--max-microbatches", "16", "--hold", "microbatch")
     return *options, "--", *JOB, *PLACEHOLDERS, "--log", str(folder / "log"), *more
 
 

@@ -64,7 +64,7 @@ def test_the_long_stage_is_found_by_medians_whatever_single_passes_take(tmp_path
 def test_where_noise_hides_the_change_it_says_that_the_machine_was_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "debubble.tune.once.compare",
-        lambda before, after: replace(compare(before, after), verdict=Verdict.NO_CLEAR_CHANGE),
+        lambda *runs, **more: replace(compare(*runs, **more), verdict=Verdict.NO_CLEAR_CHANGE),
     )
     with pytest.raises(MachineBusy, match="this machine was busy: what the change does cannot be"):
         improve(tmp_path, "--busy", "9", seconds=0.0)
@@ -73,7 +73,7 @@ def test_where_noise_hides_the_change_it_says_that_the_machine_was_busy(tmp_path
 def test_on_a_quiet_machine_a_verdict_stands_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "debubble.tune.once.compare",
-        lambda before, after: replace(compare(before, after), verdict=Verdict.NO_CLEAR_CHANGE),
+        lambda *runs, **more: replace(compare(*runs, **more), verdict=Verdict.NO_CLEAR_CHANGE),
     )
     made, _, _ = improve(tmp_path)
     assert made.compared.verdict is Verdict.NO_CLEAR_CHANGE

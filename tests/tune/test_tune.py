@@ -53,6 +53,18 @@ def test_the_winner_and_the_first_setting_run_in_turn(usual):
 
 
 @pytest.mark.slow
+def test_untold_the_batch_is_held_and_a_larger_one_wins_nothing(tmp_path):
+    tuned = tune(bench_of(tmp_path), hold=None, runs=6)
+    larger = [run for run in tuned.standing.runs if tuned.standing.grew(run)]
+    assert {run.outcome.kind for run in larger} <= {Kind.OTHER_BATCH}
+    assert tuned.standing.best.microbatches == tuned.standing.now.microbatches
+    text = str(tune_page(tuned, "", "").findings)
+    assert "larger batch" in text
+    assert "--hold microbatch tries" in text
+    assert tuned.winner.split == (4, 4, 4, 4)
+
+
+@pytest.mark.slow
 def test_a_machine_that_gets_slower_is_not_taken_for_a_bad_setting(tmp_path, usual):
     slowing = tune(bench_of(tmp_path, "--drift", "0.03"))
     assert slowing.winner == usual.winner

@@ -15,7 +15,7 @@ import msgspec
 
 from debubble.answers.base import Answer, AnswerWarning, Part, json_text
 from debubble.answers.change import ChangePart
-from debubble.answers.compare import CompareAnswer, DifferencePart
+from debubble.answers.compare import CompareAnswer, DifferencePart, PredictedPart
 from debubble.answers.find import FindAnswer
 from debubble.answers.inspect import InspectAnswer, NoPipelineAnswer
 from debubble.answers.link_tests import LiveAnswer, LogsAnswer, TestedHop
@@ -52,6 +52,8 @@ class BriefAnswer(Answer, frozen=True, kw_only=True, omit_defaults=True):
 
     schema: str = "debubble.brief/1"
     verdict: str
+    basis: str | None = None
+    """Of times: profiled or unprofiled."""
     findings: list[str] = msgspec.field(default_factory=list)
     next: list[str] = msgspec.field(default_factory=list)
     """Commands to go on with."""
@@ -280,6 +282,7 @@ class CompareBrief(BriefAnswer, frozen=True, kw_only=True, omit_defaults=True):
     setting: list[DifferencePart] = msgspec.field(default_factory=list)
     unsafe_ranks: list[int] = msgspec.field(default_factory=list)
     samples_needed: int | None = None
+    predicted: PredictedPart | None = None
 
 
 def brief_of(answer: Answer, following: Sequence[str] = ()) -> Answer:
@@ -482,6 +485,7 @@ def _compare(answer: CompareAnswer, following: list[str]) -> CompareBrief:
         setting=answer.setting[:_OPTIONS],
         unsafe_ranks=[row.rank for row in answer.memory if row.unsafe][:_OPTIONS],
         samples_needed=answer.samples_needed,
+        predicted=answer.predicted,
     )
 
 
@@ -503,6 +507,7 @@ BRIEFS: Mapping[type[Answer], Callable[[Any, list[str]], BriefAnswer]] = {
 def _frame(answer: Any, following: list[str], findings: Sequence[str] = ()) -> dict[str, Any]:
     """Return what every brief answer begins with."""
     return {
+        "basis": getattr(answer, "basis", None),
         "verdict": _clip(answer.verdict),
         "findings": [_clip(text) for text in findings[:_SENTENCES]],
         "next": following,

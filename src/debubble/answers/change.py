@@ -18,7 +18,7 @@ from debubble.plan.option import Headroom, Option
 from debubble.plan.plan import Plan
 from debubble.schedules import format_order
 from debubble.simulate.communication import Communication
-from debubble.timeline.job import JobFacts
+from debubble.timeline.job import RunBasis
 from debubble.units import NS_PER_S, PLAIN_NUMBER, counted, show_duration, show_gain, show_percent
 
 _TOKENS = re.compile(rf"{PLAIN_NUMBER}(x?)")
@@ -54,7 +54,7 @@ class IntervalPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProfilerPart(Part, frozen=True, kw_only=True):
-    """What the profiler cost, by the job's own times; the batch latency is without it."""
+    """What the profiler cost, by the job's own times; all times are without it."""
 
     overhead_fraction: float
     steps_timed: int
@@ -110,17 +110,22 @@ def peak_bytes(ranks: Sequence[Headroom] | None) -> list[int] | None:
     return None if ranks is None else [round(rank.peak_bytes) for rank in ranks]
 
 
-def answer_profiler(job: JobFacts) -> ProfilerPart | None:
-    """Say where the latency comes from that changes are held against; None if as measured."""
-    if job.overhead_fraction is None or job.steps_disturbed:
+def answer_profiler(run: Analysis, basis: RunBasis) -> ProfilerPart | None:
+    """Say what the profiler cost that times are rid of; None where they are not by sidecars."""
+    job = run.job
+    if basis.source != "sidecars" or job.overhead_fraction is None:
         return None
     return ProfilerPart(
         overhead_fraction=job.overhead_fraction,
         steps_timed=job.steps_timed,
-        sentence="batch latency: without the profiler, which cost "
-        f"{show_gain(job.overhead_fraction)} by the job's own times "
-        f"({counted(job.steps_timed, 'step')}), on all parts of a step alike",
+        sentence=f"times: unprofiled; the profiler cost {show_gain(job.overhead_fraction)} by the "
+        f"job's own times ({counted(job.steps_timed, 'step')}), on all parts of a step alike",
     )
+
+
+def say_basis(basis: str, profiler: ProfilerPart | None = None) -> str:
+    """Say on which basis times are."""
+    return profiler.sentence if profiler else f"times: {basis}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

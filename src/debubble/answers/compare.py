@@ -13,8 +13,10 @@ from debubble.errors import Gap
 from debubble.ledger.causes import CAUSES
 from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
 from debubble.measure.measurement import Measurement, middle
+from debubble.measure.prediction import PredictionCheck
 from debubble.measure.statistics import Spread, least_samples
 from debubble.measure.store import Record, created_at
+from debubble.timeline.job import Basis
 from debubble.units import (
     show_between,
     show_bytes,
@@ -30,7 +32,8 @@ LABELS = {
     "batch_latency": "batch latency",
     "step_time": "step time",
     "throughput": "throughput",
-    "unprofiled_step_time": "step, unprofiled",
+    "profiled_batch_latency": "batch latency, profiled",
+    "profiled_step_time": "step time, profiled",
     "ttft": "time to first token",
     "tpot": "time per token",
     "request_latency": "request latency",
@@ -43,7 +46,8 @@ class SideNumbers(Part, frozen=True, kw_only=True):
     bubble_fraction: float | None
     batch_latency_s: float | None
     step_time_s: float | None
-    unprofiled_step_time_s: float | None
+    profiled_batch_latency_s: float | None
+    """Beside one that is unprofiled."""
     peak_memory_bytes: list[int | None]
     microbatches_per_s: float | None
     tokens_per_s: float | None
@@ -55,6 +59,8 @@ class SideNumbers(Part, frozen=True, kw_only=True):
 class SidePart(Part, frozen=True, kw_only=True):
     """One side: its numbers, their count, the setting."""
 
+    basis: str
+    """Of its batch latency, step time and throughput: profiled or unprofiled."""
     numbers: SideNumbers
     n: int
     captures: int
@@ -115,10 +121,28 @@ class CauseChange(Part, frozen=True, kw_only=True):
     after_fraction: float
 
 
+class PredictedPart(Part, frozen=True, kw_only=True):
+    """What a plan had predicted of the change, and how that stands."""
+
+    change: str
+    """As the plan words it."""
+    basis: str
+    batch_latency_s: float
+    interval: list[float]
+    """The low end and the high end of 80 %."""
+    measured_s: float | None
+    """On the same basis; null where nothing was timed on it."""
+    verdict: str
+    """as predicted; slower, faster or another batch than predicted; unknown."""
+    sentence: str
+
+
 class CompareAnswer(Answer, frozen=True, kw_only=True):
     """The run after a change against the one before."""
 
     schema: str = SCHEMA
+    basis: str
+    """Of all times but those that are called otherwise: profiled, unprofiled, or mixed."""
     before: SidePart
     after: SidePart
     delta: dict[str, DeltaPart]
@@ -134,6 +158,7 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     samples_needed: int | None
     detectable_fraction: float | None
     throughput_unit: str
+    predicted: PredictedPart | None
     reasons: list[str]
     notes: list[str]
     sentence: str
@@ -183,8 +208,9 @@ def answer_compare(
 ) -> CompareAnswer:
     """Say what changed, and how sure that is; `causes` where the accounts are at hand."""
     return CompareAnswer(
-        before=answer_side(found.before),
-        after=answer_side(found.after),
+        basis=found.bases[0] if found.bases[0] == found.bases[1] else "mixed",
+        before=answer_side(found.before, found.bases[0]),
+        after=answer_side(found.after, found.bases[1]),
         delta={
             delta.name: DeltaPart(
                 before=_samples(delta.before),
@@ -214,6 +240,7 @@ def answer_compare(
         samples_needed=found.needed,
         detectable_fraction=found.detectable,
         throughput_unit=found.throughput_unit,
+        predicted=None if found.predicted is None else answer_check(found.predicted),
         reasons=list(found.reasons),
         notes=list(found.notes),
         sentence=say_comparison(found),
@@ -221,22 +248,37 @@ def answer_compare(
     )
 
 
-def answer_side(measurement: Measurement) -> SidePart:
-    """Return a measurement: medians, their count, the setting."""
-    rate = middle(
-        measurement.rates_per_s("step_times_s" if measurement.step_times_s else "batch_latencies_s")
+def answer_check(check: PredictionCheck) -> PredictedPart:
+    """Return a prediction and what was measured."""
+    kept = check.prediction
+    return PredictedPart(
+        change=kept.words,
+        basis=kept.basis,
+        batch_latency_s=kept.batch_latency_s,
+        interval=[kept.low_s, kept.high_s],
+        measured_s=check.measured_s,
+        verdict=check.verdict,
+        sentence=str(check),
     )
-    served = measurement.served
+
+
+def answer_side(measurement: Measurement, basis: Basis | None = None) -> SidePart:
+    """Return a measurement: medians, their count, the setting; on its own basis or another's."""
+    basis, served = basis or measurement.basis, measurement.served
+    batches, steps = measurement.batch_latencies_s(basis), measurement.step_times_s(basis)
+    rate = middle(measurement.rates_per_s(steps or batches))
+    profiled = () if basis == measurement.traced else measurement.batch_latencies_s(Basis.PROFILED)
     tokens_rate = rate * measurement.tokens if rate and measurement.tokens else None
     versions: dict[str, list[str]] = {}
     for name, value in measurement.environment.versions:
         versions.setdefault(name, []).append(value)
     return SidePart(
+        basis=basis,
         numbers=SideNumbers(
             bubble_fraction=middle(measurement.bubble_fractions),
-            batch_latency_s=middle(measurement.batch_latencies_s),
-            step_time_s=middle(measurement.step_times_s),
-            unprofiled_step_time_s=middle(measurement.unprofiled_step_times_s),
+            batch_latency_s=middle(batches),
+            step_time_s=middle(steps),
+            profiled_batch_latency_s=middle(profiled),
             peak_memory_bytes=[rank.peak_bytes for rank in measurement.memory],
             microbatches_per_s=None if served else rate,
             tokens_per_s=rate if served else tokens_rate,

@@ -38,7 +38,7 @@ from debubble.answers.serving import (
     answer_stream_savings,
 )
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import JobFacts
+from debubble.timeline.job import Basis, JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
 from debubble.units import NS_PER_S, counted, show_members, show_percent
@@ -242,6 +242,8 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     """The pipeline to look into in full, the others as a line each."""
 
     schema: str = FIND_SCHEMA
+    basis: str
+    """Of all times but those that are called otherwise: profiled, or unprofiled."""
     run: RunPart
     numbers: NumbersPart
     job: JobPart | None
@@ -293,8 +295,9 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     stream = analysis.stream
     replicas = answer_replicas(analysis.replicas) if analysis.replicas else None
     answer = FindAnswer(
+        basis=analysis.basis.traced,
         run=_run_part(analysis),
-        numbers=_numbers_part(pipeline, job),
+        numbers=_numbers_part(analysis),
         job=_job_part(job),
         theory=TheoryPart(
             bubble_fraction=analysis.theory, schedule_bubble_fraction=analysis.theory_of_schedule
@@ -383,7 +386,8 @@ def _run_part(analysis: Analysis) -> RunPart:
     )
 
 
-def _numbers_part(pipeline: PipelineFigures, job: JobFacts) -> NumbersPart:
+def _numbers_part(analysis: Analysis) -> NumbersPart:
+    pipeline, job, basis = analysis.pipeline, analysis.job, analysis.basis
     step = pipeline.step_time_ns or pipeline.batch_latency_ns
     rate = pipeline.microbatches * NS_PER_S / step if pipeline.microbatches and step else None
     # Of steps without the profiler, where the job told how many tokens they have.
@@ -395,7 +399,9 @@ def _numbers_part(pipeline: PipelineFigures, job: JobFacts) -> NumbersPart:
         peak_memory_bytes=[rank.peak_memory_bytes for rank in pipeline.ranks],
         microbatches_per_s=pipeline.stream.batches_per_s if pipeline.stream else rate,
         tokens_per_s=None if job.tokens is None or timed is None else job.tokens / timed,
-        unprofiled_batch_latency_s=seconds(job.without_profiler_ns(pipeline.batch_latency_ns)),
+        unprofiled_batch_latency_s=seconds(basis.batch_latency_ns)
+        if basis.name is Basis.UNPROFILED
+        else None,
     )
 
 

@@ -96,6 +96,8 @@ class LinksAnswer(Answer, frozen=True, kw_only=True):
 
     schema: str = SCHEMA
     source: str = "traces"
+    basis: str
+    """Of all times: profiled, or unprofiled."""
     batch_latency_s: float | None
     cost_is_upper_bound: bool
     slow_cost_per_batch_s: float | None
@@ -127,6 +129,7 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
         verdict = f"{verdict[:1].lower()}{verdict[1:]}"
         verdict = f"Pipeline {analysis.pipeline.pipeline} of {len(analysis.pipelines)}: {verdict}"
     return LinksAnswer(
+        basis=analysis.basis.traced,
         batch_latency_s=seconds(links.batch_latency_ns),
         cost_is_upper_bound=links.shared,
         slow_cost_per_batch_s=seconds(links.slow_cost_ns),

@@ -47,6 +47,7 @@ from debubble.answers.ledger import (
 from debubble.answers.links import HopPart, hop_parts
 from debubble.errors import Gap, UsageError
 from debubble.ledger.causes import Cause
+from debubble.measure.prediction import Prediction
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.context_length import OtherLength, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
@@ -59,6 +60,7 @@ from debubble.plan.option import Option, headroom_after
 from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
 from debubble.plan.split import ends_in_layers
+from debubble.timeline.job import Basis
 from debubble.units import (
     NS_PER_S,
     show_bytes,
@@ -173,6 +175,8 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     """What could be changed in a run, the most throughput first."""
 
     schema: str = SCHEMA
+    basis: str
+    """Of all times: profiled or unprofiled."""
     baseline: BaselinePart
     rates: RatesPart | None
     """What the worth of options is counted by; null where no GPU is known."""
@@ -248,6 +252,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         communication=communication,
         latency_ns=latency_ns,
     )
+    basis = analysis.basis.stated(latency_ns)
     whose = planned_for or emit_for or baseline.framework
     plan = make_plan(
         baseline,
@@ -270,12 +275,30 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         bottleneck=bottleneck.sentence if bottleneck else uncured,
         length=None if scale is None else at_length(plan, scale),
         tokens=tokens.of_run(baseline),
-        without_profiler=answer_profiler(analysis.job) if latency_ns is None else None,
+        basis=basis.name,
+        without_profiler=answer_profiler(analysis, basis),
         gaps=warnings_of(analysis, also, baseline),
         frameworks=frameworks,
         emit_for=emit_for,
         order_file=order_file,
         rates=rates_of(analysis, tariff or Tariff()),
+    )
+
+
+def predictions_of(plan: PlanAnswer) -> tuple[Prediction, ...]:
+    """Return what it predicts of each option, to be kept beside its run."""
+    return tuple(
+        Prediction.of(
+            option.change,
+            words=option.words,
+            basis=Basis(plan.basis),
+            before_s=plan.baseline.numbers.batch_latency_s,
+            batch_latency_s=option.numbers.batch_latency_s,
+            low_s=(option.interval.batch_latency_s or [0.0, 0.0])[0],
+            high_s=(option.interval.batch_latency_s or [0.0, 0.0])[1],
+            bubble_fraction=option.numbers.bubble_fraction,
+        )
+        for option in plan.options
     )
 
 
@@ -295,6 +318,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     bottleneck: str | None = None,
     length: OtherLength | None = None,
     tokens: float | None = None,
+    basis: str = Basis.PROFILED,
     without_profiler: ProfilerPart | None = None,
     gaps: Sequence[Gap] = (),
     frameworks: Sequence[str] = tuple(EMITTERS),
@@ -316,6 +340,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     if bottleneck:
         verdict = f"{_begin(bottleneck)}."
     return PlanAnswer(
+        basis=basis,
         baseline=BaselinePart(
             schedule=base.schedule,
             split=list(base.source.split) if base.source.split else None,
@@ -325,7 +350,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
                 peak_memory_bytes=[rank.peak_memory_bytes for rank in base.ranks],
                 microbatches_per_s=base.source.microbatches
                 * NS_PER_S
-                / (base.window_ns + base.source.outside_ns),
+                / (base.window_ns + base.outside_ns),
             ),
             framework=base.framework,
             microbatches=base.source.microbatches,

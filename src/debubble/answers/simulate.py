@@ -111,6 +111,8 @@ class SimulateAnswer(Answer, frozen=True, kw_only=True):
     """One what-if; of costs by hand, all that is about a measured run is null."""
 
     schema: str = SCHEMA
+    basis: str | None
+    """Of all times: profiled or unprofiled; null of costs by hand."""
     given: GivenPart
     numbers: SimulatedNumbers
     interval: IntervalPart | None
@@ -188,15 +190,16 @@ def answer_simulate(
     option, baseline, measured = asked.option, asked.baseline, analysis.pipeline
     scale = baseline.microbatch_scale(asked.change)
     tokens = request.tokens.told_by(analysis, also).of_run(baseline)
-    outside_ns = baseline.source.outside_ns
+    outside_ns = baseline.outside_ns
     rate = baseline.source.microbatches * NS_PER_S / (baseline.window_ns + outside_ns)
     assumed = list(option.assumptions)
     if baseline.memory is not None and (asked.change.microbatches or asked.change.split):
         assumed += baseline.memory.assumptions
-    if outside_ns and not asked.changes_nothing:
+    if outside_ns > 0 and not asked.changes_nothing:
         assumed.append(f"between batches it takes {show_duration(outside_ns)}, as measured")
     stages = [sorted({action.stage for action in actions}) for actions in asked.order]
     return SimulateAnswer(
+        basis=analysis.basis.name,
         given=GivenPart(
             schedule=asked.change.schedule or baseline.schedule,
             ranks=len(asked.order),
@@ -221,7 +224,7 @@ def answer_simulate(
             batch_latency_s=option.window_ns / NS_PER_S,
             batch_latency_units=None,
             step_time_s=None
-            if measured.step_time_ns is None
+            if analysis.basis.step_time_ns is None
             else (option.window_ns + outside_ns) / NS_PER_S,
             peak_memory_bytes=peak_bytes(option.headroom),
             microbatches_per_s=option.microbatches_per_s,
@@ -233,7 +236,7 @@ def answer_simulate(
         measured=MeasuredPart(
             bubble_fraction=measured.bubble_fraction,
             batch_latency_s=baseline.window_ns / NS_PER_S,
-            step_time_s=seconds(measured.step_time_ns),
+            step_time_s=seconds(analysis.basis.step_time_ns),
             peak_memory_bytes=[rank.peak_memory_bytes for rank in measured.ranks],
             microbatches_per_s=rate,
             tokens_per_s=None if tokens is None else rate * tokens,
@@ -241,7 +244,7 @@ def answer_simulate(
                 bubble_fraction=analysis.theory,
                 schedule_bubble_fraction=analysis.theory_of_schedule,
             ),
-            without_profiler=answer_profiler(analysis.job),
+            without_profiler=answer_profiler(analysis, analysis.basis),
         ),
         latency_gain_fraction=option.latency_gain,
         throughput_gain_fraction=option.throughput_gain,
@@ -305,6 +308,7 @@ def answer_by_hand(  # noqa: PLR0913 (what was asked, and what came out)
         alike = show_percent(theory.schedule_bubble_fraction)
         ideal = f"{name} with equal stages and free transfers: {alike}"
     return SimulateAnswer(
+        basis=None,
         given=GivenPart(
             schedule=schedule,
             ranks=len(order),

@@ -38,6 +38,10 @@ class ExpectedPart(Part, frozen=True, kw_only=True):
     interval: IntervalPart
     batch_latency_s: float
     peak_memory_bytes: list[int] | None
+    basis: str | None
+    """Of the batch latency; null of a server."""
+    changes_training: bool
+    """It trains with a larger global batch."""
 
 
 class RunPart(Part, frozen=True, kw_only=True):
@@ -76,6 +80,8 @@ class TuneAnswer(Answer, frozen=True, kw_only=True):
     """What `debubble tune` says."""
 
     schema: str = SCHEMA
+    basis: str
+    """Of all runs: profiled or unprofiled."""
     command: list[str]
     now: SettingPart
     winner: SettingPart | None
@@ -117,6 +123,7 @@ def answer_tune(tuned: Tuning) -> TuneAnswer:
     standing, winner = tuned.standing, tuned.winner
     compared = None if standing.best is None else standing.compared(standing.best)
     return TuneAnswer(
+        basis=standing.basis,
         command=list(tuned.bench.template.words),
         now=_setting_part(standing.now),
         winner=None if winner is None else _setting_part(winner),
@@ -179,7 +186,8 @@ def say_tuning(tuned: Tuning) -> str:
         if not standing.of(standing.now):
             return f"{words}: the best that fits memory; {spent}."
         gain = show_gain(standing.gain_of(winner))
-        return f"{words}: {gain} throughput{said}; {spent}."
+        larger = ", with a larger batch" if any(map(standing.grew, standing.of(winner))) else ""
+        return f"{words}: {gain} throughput{said}{larger}; {spent}."
     if standing.best is None:
         return f"No setting that was tried fits memory; {spent}."
     tried = {run.setting for run in standing.runs} - {standing.now}
@@ -209,12 +217,17 @@ def _expected_part(expected: Expectation | None) -> ExpectedPart | None:
 
 
 def _predicted_part(expected: Expectation) -> ExpectedPart:
-    peaks = expected.peak_memory_bytes
+    peaks, kept = expected.peak_memory_bytes, expected.prediction
     return ExpectedPart(
         throughput_gain_fraction=expected.gain,
-        interval=IntervalPart(throughput_gain_fraction=[expected.low, expected.high]),
+        basis=None if kept is None else str(kept.basis),
+        interval=IntervalPart(
+            throughput_gain_fraction=[expected.low, expected.high],
+            batch_latency_s=None if kept is None else [kept.low_s, kept.high_s],
+        ),
         batch_latency_s=expected.batch_latency_s,
         peak_memory_bytes=None if peaks is None else list(peaks),
+        changes_training=expected.changes_training,
     )
 
 
@@ -228,7 +241,7 @@ def _run_part(tuned: Tuning, run: Run) -> RunPart:
         outcome=run.outcome.kind.value,
         message=run.outcome.message or None,
         seconds=run.outcome.seconds,
-        measured=None if measurement is None else answer_side(measurement),
+        measured=None if measurement is None else answer_side(measurement, tuned.standing.basis),
         throughput_gain_fraction=None if measurement is None else tuned.standing.gain_of_run(run),
         expected=_expected_part(run.expected),
         traces=str(folder),

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
+import msgspec
 
 from debubble.analysis import Analysis
 from debubble.answers.compare import answer_compare, compare_causes
-from debubble.cli.gates import close_gate, recall, refuse_doubted, refuse_to_judge, with_tokens
+from debubble.answers.plan import PlanAnswer, predictions_of
+from debubble.cli.gates import (
+    close_gate,
+    recall,
+    recall_predictions,
+    refuse_doubted,
+    refuse_to_judge,
+    with_tokens,
+)
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -27,11 +36,12 @@ from debubble.fleet.survey import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Comparison, Verdict
 from debubble.measure.measurement import Measurement, join_measurements, read_load_result
+from debubble.measure.prediction import Prediction
 from debubble.report.compare import compare_page
 from debubble.report.html.measured import compare_report
 from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
-from debubble.units import NS_PER_S, parse_bytes, parse_share
+from debubble.units import NS_PER_S, counted, parse_bytes, parse_share
 
 
 @click.command("compare")
@@ -50,6 +60,12 @@ from debubble.units import NS_PER_S, parse_bytes, parse_share
 )
 @click.option("--tokens", metavar="N[,N]", help="Tokens of a microbatch, before and after.")
 @click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
+@click.option(
+    "--predicted",
+    metavar="FILE",
+    help="What `plan --json` said of BEFORE.  [default: what `plan --save` kept of it]",
+)
+@click.option("--change", metavar="WORDS", help="Which of its options was made, if it is not seen.")
 @click.option("--fail-on", metavar="VERDICT,...", help="Exit with 1 on these verdicts.")
 @html_option
 @click.option("--force", is_flag=True, help="Let --html replace a file.")
@@ -65,6 +81,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     target_batch: float | None,
     tokens: str | None,
     memory_limit: str | None,
+    predicted: str | None,
+    change: str | None,
     fail_on: str | None,
     html: str | None,
     force: bool,
@@ -85,14 +103,30 @@ def command(  # noqa: PLR0913 (one argument a flag)
         _measure(words, reader, pipeline, store, quiet=manners.quiet) for words in (before, after)
     ]
     gaps = [gap for side in sides for gap in side.gaps]
+    first, second = (
+        with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)
+    )
+    kept = sides[0].predicted(store) if predicted is None else read_predictions(predicted)
+    if change is not None and change not in {each.words for each in kept}:
+        raise UsageError(
+            f"nothing was predicted of {change!r}",
+            hint=f"one of: {'; '.join(each.words for each in kept)}"
+            if kept
+            else "plan BEFORE --save NAME keeps what is predicted of it",
+        )
     found = compare(
-        *(with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)),
+        replace(first, predicted=kept),
+        second,
+        change=change,
         threshold=parse_share(threshold),
         target_batch=target_batch,
         limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
     )
     answer = answer_compare(found, gaps, compare_causes(*(side.captures for side in sides)))
     page = compare_page(answer, "" if manners.quiet else _next_command(after, found))
+    if kept and found.predicted is None:
+        count = counted(len(kept), "prediction")
+        page.notes.append(f"{count} of {before}, none of this change: --change names it")
     if picture is not None:
         shown = [side.shown() for side in sides]
         report = compare_report(answer, shown, page, f"{before} → {after}")
@@ -101,7 +135,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
     exit_strictly(answer.warnings, manners)
     if failing:
         took_ns = min(
-            (*found.before.batch_latencies_s, *found.after.batch_latencies_s), default=0.0
+            (
+                *found.before.batch_latencies_s(found.basis),
+                *found.after.batch_latencies_s(found.basis),
+            ),
+            default=0.0,
         )
         slack_ns = found.threshold * took_ns * NS_PER_S
         refuse_doubted("--fail-on cannot be judged", gaps, Touch.TIMES, slack_ns)
@@ -126,6 +164,12 @@ class _Side:
     captures: tuple[Analysis, ...]
     """Those that were read; a name in the history has numbers alone."""
 
+    def predicted(self, store: str | None) -> tuple[Prediction, ...]:
+        """Return what was predicted of changes to it, by its name or by what it measured."""
+        return self.measurement.predicted or recall_predictions(
+            [run.measurement for run in self.captures], store
+        )
+
     def shown(self) -> list[PipelineView]:
         """Return its captures as they are drawn."""
         return [
@@ -142,6 +186,18 @@ def _next_command(after: str, found: Comparison) -> str:
         return ""
     verb = "find" if found.verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
     return f"debubble {verb} {shlex.quote(after)}"
+
+
+def read_predictions(file: str) -> tuple[Prediction, ...]:
+    """Read what `debubble plan --json` wrote."""
+    try:
+        return predictions_of(msgspec.json.decode(Path(file).read_bytes(), type=PlanAnswer))
+    except (OSError, RecursionError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"this is no answer of debubble plan: {error}",
+            hint="write it with: debubble plan TRACES --json > plan.json",
+            file=file,
+        ) from error
 
 
 def parse_verdicts(text: str | None) -> frozenset[Verdict]:

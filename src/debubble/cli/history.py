@@ -63,8 +63,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the run of TRACES and keep it."""
-    if not name.strip() or "," in name:
-        raise UsageError("a name is a word without commas", hint="commas join names in compare")
+    check_name(name)
     pairs = parse_tags(tags)
     question = Question(pipeline=pipeline)
     measured = reader.analyse(traces, question, quiet=manners.quiet)
@@ -168,6 +167,12 @@ def prune(*, keep: int, name: str | None, store: str | None) -> None:
     with opened(store) as history:
         count = history.prune(keep=keep, name=name)
     click.echo(f"{count} dropped.")
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be asked for as a name."""
+    if not name.strip() or "," in name:
+        raise UsageError("a name is a word without commas", hint="commas join names in compare")
 
 
 def parse_tags(words: tuple[str, ...]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from debubble.answers.plan import (
     EmitPart,
     PlanAnswer,
     answer_plan,
+    predictions_of,
     refuse_unknown_frameworks,
 )
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
 from debubble.cli.gates import refuse_doubted
+from debubble.cli.history import check_name, opened
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -73,7 +76,7 @@ _DECIDING = (
 # What is only for runs with steps.
 _OF_STEPS = (
     *("--schedule", "--communication", "--memory-limit", "--latency", "--max-microbatches"),
-    *("--hold", "--tokens", "--also", "--kv-bytes-per-token-layer", "--for", "-o"),
+    *("--hold", "--tokens", "--also", "--kv-bytes-per-token-layer", "--for", "-o", "--save"),
     *("--search", "--search-rounds", "--offload-rate"),
 )
 
@@ -270,6 +273,8 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     metavar="RATE",
     help="Let the search offload activations to the host, at such as 20GB/s.",
 )
+@click.option("--save", metavar="NAME", help="Keep the run and what is predicted, in the history.")
+@click.option("--store", metavar="URL", help="The history: sqlite:///… or postgresql://…")
 @html_option
 @click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
 @trace_options
@@ -297,6 +302,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     search_rounds: int | None,
     search_seed: int,
     offload_rate: str | None,
+    save: str | None,
+    store: str | None,
     html: str | None,
     force: bool,
     reader: Reader,
@@ -308,6 +315,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     picture, order = place_for(html, force=force), _place_of_order(output, framework, force=force)
     refuse_same_place({"--html": html, "-o": str(order) if order else None})
     tokens.check(has_also=also is not None)
+    if save is not None:
+        check_name(save)
     looks = _read_search(search, search_rounds, search_seed, offload_rate)
     split = parse_layers(layers)
     limit_bytes = None if memory_limit is None else float(parse_bytes(memory_limit))
@@ -354,6 +363,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
     words = shlex.join(traces)
     following = _following(answer, words, typed(typed_flags(_DECIDING)))
     page = plan_page(answer, "" if manners.quiet else following)
+    if save is not None:
+        kept = replace(run.measurement, predicted=predictions_of(answer))
+        with opened(store) as history:
+            history.add(save, kept, now_s=time.time(), tags={})
+        page.notes.append(f"kept as {save}: debubble compare {save} AFTER tells what came of it")
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []

@@ -15,6 +15,7 @@ from debubble.answers.tune import answer_dry_run, answer_tune
 from debubble.capture.server import KINDS
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
 from debubble.cli.gates import store_url
+from debubble.cli.history import check_name
 from debubble.cli.options import Manners, gathered, output_options, print_answer, refuse_typed
 from debubble.errors import MissingExtra, UsageError
 from debubble.load import read_load
@@ -79,7 +80,7 @@ class ScopeOptions:
 
     schedules: str | None
     max_microbatches: int | None
-    hold: Hold
+    hold: Hold | None
     memory_limit: str | None
     threshold: str
     search_rounds: int | None
@@ -110,10 +111,7 @@ scope_options = gathered(
     click.option(
         "--hold",
         type=click.Choice(["microbatch", "batch"]),
-        default="microbatch",
-        show_default=True,
-        help="What COMMAND keeps when microbatches change; seen by itself after the first such "
-        "run.",
+        help="What is kept when microbatches change.  [default: the batch, in training]",
     ),
     click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
     click.option(
@@ -262,8 +260,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         page, data = dry_page(commands, found), answer_dry_run(commands, found)
         print_answer(page, data, manners)
         return
-    if not name.strip() or "," in name:
-        raise UsageError("a name is a word without commas", hint="commas join names in compare")
+    check_name(name)
     if force:
         begin_anew(out)
     with _history(store) as history:

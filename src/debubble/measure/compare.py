@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from debubble.measure.comparison import (
     Comparison,
@@ -23,6 +23,12 @@ from debubble.measure.comparison import (
     Verdict,
 )
 from debubble.measure.measurement import Measurement, ServerSamples
+from debubble.measure.prediction import (
+    SAME_BATCH,
+    batches_of,
+    check_prediction,
+    find_prediction,
+)
 from debubble.measure.statistics import (
     ALPHA,
     RankTest,
@@ -37,16 +43,17 @@ from debubble.measure.statistics import (
     spread_of,
 )
 from debubble.plan.option import headroom
+from debubble.timeline.job import FEWEST_STEPS, Basis
 from debubble.units import counted
 
 _Sample = TypeVar("_Sample")
+_Pair: TypeAlias = tuple[_Sample, _Sample]
+_Lengths: TypeAlias = _Pair[tuple[float, ...]]
 
 # Runs of the same job on another day differ by as much; smaller gains are not worth a change.
 DEFAULT_THRESHOLD = 0.02
 # Fragments and other processes take their part: closer to the limit, the next long batch fails.
 SAFE_SHARE = 0.05
-# A step that is a hundredth larger than another is the same batch, rounded.
-_SAME_BATCH = 0.01
 # What is held against each other by its difference, for it may be zero.
 _SHARES = frozenset({"bubble"})
 _LARGER_IS_BETTER = frozenset({"throughput"})
@@ -55,39 +62,46 @@ _VERDICTS = {
     Direction.WORSE: Verdict.WORSE,
     Direction.UNCLEAR: Verdict.NO_CLEAR_CHANGE,
 }
-_RATE_NOTES = {
-    "unprofiled_step_times_s": "throughput is of steps without the profiler, as the jobs timed "
-    "them",
-    "batch_latencies_s": "throughput is of the windows: too few steps follow each other to tell "
-    "what lies between them",
-}
+_OF_WINDOWS = (
+    "throughput is of the windows: too few steps follow each other to tell what lies between them"
+)
 
 
-def compare(
+def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
     before: Measurement,
     after: Measurement,
     *,
     threshold: float = DEFAULT_THRESHOLD,
     target_batch: float | None = None,
     limit_bytes: int | None = None,
+    change: str | None = None,
 ) -> Comparison:
-    """Hold two runs against each other: comparable at all, safe, and then by speed."""
+    """Hold two runs against each other: comparable at all, safe, and then by speed.
+
+    And against what was predicted of the change: the one of these words, else the one that shows.
+    """
     if before.served is not None and after.served is not None:
         return _compare_served(before, after, before.served, after.served, threshold)
     wanted, (before, after) = (before, after), match_contexts(before, after)
     sizes = batches_of(before, after)
-    same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= _SAME_BATCH
+    same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= SAME_BATCH
     by_latency = same_batch and before.kind != "stream"
     decided_by = "batch_latency" if by_latency else "throughput"
-    rates, rate_note = _rates(before, after)
-    unprofiled = (before.unprofiled_step_times_s, after.unprofiled_step_times_s)
-    deltas = (
+    bases = shared_basis(before, after)
+    latencies, steps = _lengths((before, after), bases)
+    rates, rate_note = _rates(before, after, latencies, steps)
+    deltas = [
         _hold("bubble", before.bubble_fractions, after.bubble_fractions, threshold),
-        _hold("batch_latency", before.batch_latencies_s, after.batch_latencies_s, threshold),
-        _hold("step_time", before.step_times_s, after.step_times_s, threshold),
+        _hold("batch_latency", *latencies, threshold),
+        _hold("step_time", *steps, threshold),
         _hold("throughput", *rates, threshold),
-        *([_hold("unprofiled_step_time", *unprofiled, threshold)] if all(unprofiled) else []),
-    )
+    ]
+    if bases != (before.traced, after.traced) == (Basis.PROFILED, Basis.PROFILED):
+        beside = _lengths((before, after), (before.traced, after.traced))
+        deltas += [
+            _hold(f"profiled_{name}", *pair, threshold)
+            for name, pair in zip(("batch_latency", "step_time"), beside, strict=True)
+        ]
     decider = next(delta for delta in deltas if delta.name == decided_by)
     memory = _memory(before, after, limit_bytes)
     impossible = (*why_not(*wanted), *_off_target(sizes, target_batch))
@@ -98,14 +112,16 @@ def compare(
         verdict = Verdict.UNSAFE_MEMORY
     if impossible:
         verdict = Verdict.NOT_COMPARABLE
-    samples = (before.batch_latencies_s, after.batch_latencies_s) if by_latency else rates
+    samples = latencies if by_latency else rates
+    kept = find_prediction(before.predicted, before, after, change)
     return Comparison(
         before=before,
         after=after,
         verdict=verdict,
         confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
         decided_by=decided_by,
-        deltas=deltas,
+        bases=bases,
+        deltas=tuple(deltas),
         memory=memory,
         setting=setting_changes(before, after),
         environment=environment_changes(before, after),
@@ -114,6 +130,9 @@ def compare(
         needed=samples_needed(*samples, max(threshold, abs(decider.change or 0.0))),
         detectable=detectable_change(*samples),
         threshold=threshold,
+        predicted=None
+        if kept is None
+        else check_prediction(kept.on(bases[1], before), before, after),
         throughput_unit="tokens" if before.tokens and after.tokens else "microbatches",
     )
 
@@ -161,6 +180,7 @@ def _compare_served(
         verdict=Verdict.NOT_COMPARABLE if impossible else verdict,
         confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
         decided_by=decided_by,
+        bases=(before.traced, after.traced),
         deltas=deltas,
         memory=(),
         setting=(),
@@ -170,6 +190,7 @@ def _compare_served(
         needed=samples_needed(*sides[decided_by], max(threshold, abs(decider.change or 0.0))),
         detectable=detectable_change(*sides[decided_by]),
         threshold=threshold,
+        predicted=None,
         throughput_unit="tokens",
     )
 
@@ -189,27 +210,44 @@ def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[st
     return _VERDICTS[direction], tuple(because)
 
 
+def shared_basis(before: Measurement, after: Measurement) -> tuple[Basis, Basis]:
+    """Return the basis on which each of two runs is held against the other: the same, if it can be.
+
+    Unprofiled where both have such times, else as their traces are.
+    """
+    if before.basis == after.basis:
+        return before.basis, after.basis
+    if Basis.UNPROFILED in {before.traced, after.traced}:
+        return before.basis, after.basis
+    return before.traced, after.traced
+
+
+def _lengths(sides: _Pair[Measurement], bases: _Pair[Basis]) -> tuple[_Lengths, _Lengths]:
+    """Return what batches take on both sides, and what steps take."""
+    (before, after), (first, second) = sides, bases
+    return (
+        (before.batch_latencies_s(first), after.batch_latencies_s(second)),
+        (before.step_times_s(first), after.step_times_s(second)),
+    )
+
+
 def _rates(
-    before: Measurement, after: Measurement
-) -> tuple[tuple[tuple[float, ...], tuple[float, ...]], str]:
+    before: Measurement, after: Measurement, latencies: _Lengths, steps: _Lengths
+) -> tuple[_Lengths, str]:
     """Return work per second, in the same unit of work on both sides.
 
-    By the steps that the jobs timed without the profiler where both sides have two; else by those
-    in the traces, from one to the next; else by the windows.
+    By steps, from one to the next, where both sides have two; else by the windows.
     """
-    kinds = ("unprofiled_step_times_s", "step_times_s", "batch_latencies_s")
-    lengths = next(
-        (kind for kind in kinds if min(len(getattr(s, kind)) for s in (before, after)) > 1),
-        kinds[-1],
-    )
-    note = "" if before.kind == "stream" else _RATE_NOTES.get(lengths, "")
+    by_steps = min(map(len, steps)) >= FEWEST_STEPS
+    lengths = steps if by_steps else latencies
+    note = "" if by_steps or before.kind == "stream" else _OF_WINDOWS
     units = (1.0, 1.0)
     if before.tokens and after.tokens:
         units = (float(before.tokens), float(after.tokens))
     elif before.message_bytes and after.message_bytes:
         units = (1.0, after.message_bytes / before.message_bytes)
-    first = tuple(units[0] * rate for rate in before.rates_per_s(lengths))
-    second = tuple(units[1] * rate for rate in after.rates_per_s(lengths))
+    first = tuple(units[0] * rate for rate in before.rates_per_s(lengths[0]))
+    second = tuple(units[1] * rate for rate in after.rates_per_s(lengths[1]))
     return (first, second), note
 
 
@@ -312,6 +350,15 @@ def _notes(
         yield "the batches differ: throughput decides, batch latency is shown beside it"
     if rate_note:
         yield rate_note
+    if before.basis != after.basis:
+        first_basis, second_basis = shared_basis(before, after)
+        one_of = "before" if before.basis is Basis.UNPROFILED else "after"
+        yield (
+            f"only {one_of} has unprofiled times: both sides are profiled"
+            if first_basis == second_basis
+            else f"{first_basis} before, {second_basis} after: what the profiler costs counts as a "
+            "change"
+        )
     if before.message_bytes is None or after.message_bytes is None:
         yield "the size of a microbatch is not known: taken as the same on both sides"
     elif before.message_bytes != after.message_bytes and not (before.tokens and after.tokens):
@@ -346,6 +393,9 @@ def match_contexts(before: Measurement, after: Measurement) -> tuple[Measurement
             side,
             samples=_first(side.samples, steps & more, lambda sample: sample.context),
             unprofiled_s=_first(side.unprofiled_s, timed & most, lambda pair: pair[0]),
+            unprofiled_batches_s=_first(
+                side.unprofiled_batches_s, timed & most, lambda pair: pair[0]
+            ),
         )
         for side in sides
     )
@@ -401,20 +451,8 @@ def _off_target(sizes: tuple[float, float] | None, target_batch: float | None) -
     return tuple(
         f"the batch {name} is {size:g} microbatches, not {target_batch:g}"
         for name, size in zip(("before", "after"), sizes, strict=True)
-        if abs(size / target_batch - 1) > _SAME_BATCH
+        if abs(size / target_batch - 1) > SAME_BATCH
     )
-
-
-def batches_of(before: Measurement, after: Measurement) -> tuple[float, float] | None:
-    """Return the batches in microbatches of the size they have before; None where not known."""
-    if before.microbatches is None or after.microbatches is None:
-        return None
-    scale = 1.0
-    if before.tokens and after.tokens:
-        scale = after.tokens / before.tokens
-    elif before.message_bytes and after.message_bytes:
-        scale = after.message_bytes / before.message_bytes
-    return float(before.microbatches), after.microbatches * scale
 
 
 def setting_changes(before: Measurement, after: Measurement) -> tuple[Difference, ...]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from debubble.measure.measurement import Measurement
+from debubble.measure.prediction import PredictionCheck
 from debubble.measure.statistics import Spread
+from debubble.timeline.job import Basis
 
 
 class Verdict(StrEnum):
@@ -88,6 +90,8 @@ class Comparison:
     confidence: Confidence
     decided_by: str
     """The number that decides: batch_latency, or throughput where batches differ."""
+    bases: tuple[Basis, Basis]
+    """Of the times before and after: the same, unless a side has none on the other's."""
     deltas: tuple[Delta, ...]
     memory: tuple[MemoryChange, ...]
     setting: tuple[Difference, ...]
@@ -102,6 +106,8 @@ class Comparison:
     detectable: float | None
     """The smallest change that these samples would show."""
     threshold: float
+    predicted: PredictionCheck | None
+    """What a plan had predicted of it; None where nothing is kept of this change."""
     throughput_unit: str
     """tokens, or microbatches (of the size they have before)."""
 

@@ -13,8 +13,9 @@ import msgspec
 
 from debubble.errors import Gap, UsageError
 from debubble.load import SCHEMA, Load, LoadResult
+from debubble.measure.prediction import Prediction
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import JobFacts, ask_job
+from debubble.timeline.job import Basis, JobFacts, ask_job
 from debubble.timeline.model import RankTimeline, Timeline, ranks_a_device
 from debubble.trace.run import Run
 from debubble.units import NS_PER_S, counted
@@ -106,8 +107,12 @@ class Measurement:
     samples: tuple[StepSample, ...]
     memory: tuple[RankMemory, ...]
     environment: Environment
+    traced: Basis = Basis.PROFILED
+    """On which basis the samples are."""
     unprofiled_s: tuple[tuple[int | None, float], ...] = ()
     """Steps timed without the profiler by the job itself: the bucket of context, and seconds."""
+    unprofiled_batches_s: tuple[tuple[int | None, float], ...] = ()
+    """The batches of those steps; empty where they tell nothing of what the profiler costs."""
     partial: bool = False
     """A rank has no trace, no step was captured whole, or the ranks are of different runs."""
     doubts: tuple[Gap, ...] = ()
@@ -116,6 +121,8 @@ class Measurement:
     """Captures that were given again, and count once."""
     served: ServerSamples | None = None
     """What users of a server saw."""
+    predicted: tuple[Prediction, ...] = ()
+    """What a plan predicted of changes to it, where that was kept."""
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -128,19 +135,25 @@ class Measurement:
         return tuple(sample.bubble_fraction for sample in self.samples)
 
     @property
-    def batch_latencies_s(self) -> tuple[float, ...]:
-        """One a step."""
+    def basis(self) -> Basis:
+        """On which basis it is held against predictions and other runs."""
+        return Basis.UNPROFILED if self.unprofiled_batches_s else self.traced
+
+    def batch_latencies_s(self, basis: Basis) -> tuple[float, ...]:
+        """Return one a step; none on a basis on which nothing was timed."""
+        if basis == Basis.UNPROFILED and self.unprofiled_batches_s:
+            return tuple(length for _, length in self.unprofiled_batches_s)
+        if basis != self.traced:
+            return ()
         return _known(sample.batch_latency_s for sample in self.samples)
 
-    @property
-    def step_times_s(self) -> tuple[float, ...]:
-        """One a step that another one follows."""
+    def step_times_s(self, basis: Basis) -> tuple[float, ...]:
+        """Return one a step that another one follows; none on a basis that was not timed."""
+        if basis == Basis.UNPROFILED and self.unprofiled_batches_s:
+            return tuple(length for _, length in self.unprofiled_s)
+        if basis != self.traced:
+            return ()
         return _known(sample.step_time_s for sample in self.samples)
-
-    @property
-    def unprofiled_step_times_s(self) -> tuple[float, ...]:
-        """One a step that the job timed without the profiler."""
-        return tuple(length for _, length in self.unprofiled_s)
 
     @property
     def contexts(self) -> frozenset[int]:
@@ -148,8 +161,8 @@ class Measurement:
         found = {sample.context for sample in self.samples}
         return frozenset() if None in found else frozenset(_known(found))
 
-    def rates_per_s(self, lengths: str) -> tuple[float, ...]:
-        """Return microbatches per second, by one of the lengths that steps have.
+    def rates_per_s(self, lengths: Sequence[float]) -> tuple[float, ...]:
+        """Return microbatches per second, by what its steps or batches take.
 
         Of a server under a load it is tokens of answers.
         """
@@ -159,8 +172,7 @@ class Measurement:
             return _known(sample.stream_per_s for sample in self.samples)
         if self.microbatches is None:
             return ()
-        taken: tuple[float, ...] = getattr(self, lengths)
-        return tuple(self.microbatches / length for length in taken)
+        return tuple(self.microbatches / length for length in lengths)
 
 
 def measure_run(
@@ -169,6 +181,11 @@ def measure_run(
     """Take the samples of one capture, with what its job said of itself."""
     ranks = figures.ranks
     job = job or ask_job(run.sidecars, figures)
+    basis, step_s = job.basis_for(figures), job.unprofiled_step_s
+    # The profiler slows all parts of a step alike: a batch takes its share of each step.
+    share = 0.0
+    if basis.source == "sidecars" and basis.batch_latency_ns and step_s:
+        share = basis.batch_latency_ns / NS_PER_S / step_s
     context = context_bucket(job.context_lengths)
     return Measurement(
         kind=figures.kind,
@@ -182,7 +199,11 @@ def measure_run(
         ),
         tokens=job.tokens_of_microbatch(figures.microbatches),
         samples=_samples(run.found.capture.name, context, timeline, figures),
-        unprofiled_s=tuple((context, length) for length in _unprofiled(run, ranks)),
+        traced=basis.traced,
+        unprofiled_s=tuple((context, length) for length in job.unprofiled_steps_s),
+        unprofiled_batches_s=tuple(
+            (context, share * length) for length in job.unprofiled_steps_s if share
+        ),
         memory=tuple(_memory(rank, ranks_a_device(ranks)) for rank in ranks),
         environment=_environment(run),
         partial=bool(figures.absent) or figures.cut or not figures.one_run,
@@ -195,18 +216,19 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
     A capture that is given twice is no more evidence than once.
     """
     count = len(parts)
-    parts = tuple({_identity(part, number): part for number, part in enumerate(parts)}.values())
+    parts = tuple({identity_of(part, number): part for number, part in enumerate(parts)}.values())
     first = replace(parts[0], repeated=parts[0].repeated + count - len(parts))
     if len(parts) == 1:
         return first
     for other in parts[1:]:
-        for field in ("kind", "ranks", "stages", "microbatches", "schedule", "split"):
+        for field in ("kind", "ranks", "stages", "microbatches", "schedule", "split", "traced"):
             mine, its = getattr(first, field), getattr(other, field)
             if mine != its:
                 raise UsageError(
                     f"captures that are put together differ in {field}: {mine} and {its}",
                     hint="commas join captures of one setting; compare different ones",
                 )
+    on_one_basis = all(part.unprofiled_batches_s for part in parts)
     return replace(
         first,
         samples=tuple(
@@ -218,24 +240,28 @@ def join_measurements(parts: Sequence[Measurement]) -> Measurement:
         tokens=_shared([part.tokens for part in parts]),
         message_bytes=_shared([part.message_bytes for part in parts]),
         unprofiled_s=tuple(pair for part in parts for pair in part.unprofiled_s),
+        unprofiled_batches_s=tuple(
+            pair for part in parts for pair in part.unprofiled_batches_s if on_one_basis
+        ),
         served=_joined([part.served for part in parts if part.served is not None]),
+        predicted=tuple(dict.fromkeys(kept for part in parts for kept in part.predicted)),
         partial=any(part.partial for part in parts),
         doubts=tuple(dict.fromkeys(gap for part in parts for gap in part.doubts)),
     )
 
 
-def _identity(part: Measurement, number: int) -> tuple[object, ...]:
+def identity_of(part: Measurement, number: int = 0) -> tuple[object, ...]:
     """Return what tells a capture from others, wherever it was read from.
 
-    No two runs last the same nanoseconds; one without samples is told by its number.
+    No two runs last the same nanoseconds; one without samples is told by its number. What a job
+    notes of steps after the capture comes later than the capture.
     """
     if part.served is not None:
         return (part.served,)
     if not part.samples:
         return (number,)
     samples = tuple(replace(sample, capture="", context=None) for sample in part.samples)
-    lengths = tuple(length for _, length in part.unprofiled_s)
-    return (part.ranks, part.microbatches, part.schedule, part.split, samples, lengths)
+    return (part.ranks, part.microbatches, part.schedule, part.split, samples)
 
 
 def _joined(parts: Sequence[ServerSamples]) -> ServerSamples | None:
@@ -264,15 +290,6 @@ def context_bucket(lengths: Sequence[int]) -> int | None:
 
 def _shared(values: Sequence[_Value | None]) -> _Value | None:
     return values[0] if len(set(values)) == 1 else None
-
-
-def _unprofiled(run: Run, ranks: Sequence[RankTimeline]) -> tuple[float, ...]:
-    """Return the steps that all ranks timed without the profiler: each by its middle rank."""
-    names = {rank.rank for rank in ranks}
-    times = [(*s.steps.before_s, *s.steps.after_s) for s in run.sidecars if s.rank in names]
-    if len(times) < len(names) or len({len(steps) for steps in times}) != 1:
-        return ()
-    return tuple(float(median(step)) for step in zip(*times, strict=True))
 
 
 def _samples(
@@ -401,6 +418,7 @@ def measure_load(result: LoadResult) -> Measurement:
         message_bytes=None,
         tokens=None,
         samples=(),
+        traced=Basis.UNPROFILED,
         memory=(),
         environment=Environment(),
         served=ServerSamples(

@@ -27,7 +27,8 @@ from debubble.errors import (
     StoreError,
     mask_secrets,
 )
-from debubble.measure.measurement import Measurement
+from debubble.measure.measurement import Measurement, identity_of
+from debubble.measure.prediction import Prediction
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -188,6 +189,19 @@ class Store:
                 why = f"record {row.id} of the history, {row.name!r}, is damaged: {error}"
                 damaged.append(Gap(code=Code.DAMAGED_RECORD, message=why))
         return tuple(records), tuple(damaged)
+
+    def predicted_of(self, measurement: Measurement) -> tuple[Prediction, ...]:
+        """Return what was predicted of changes to a run, under whatever name that was kept."""
+        table = self._schema.measurements
+        rows = table.select().where(table.c.data.contains('"predicted":[{', autoescape=True))
+        with self.transaction() as connection:
+            texts = [row.data for row in connection.execute(rows.order_by(table.c.id.desc()))]
+        for text in texts:
+            with suppress(msgspec.MsgspecError):
+                kept = msgspec.json.decode(text, type=Measurement)
+                if identity_of(kept) == identity_of(measurement):
+                    return kept.predicted
+        return ()
 
     def named(self, name: str) -> tuple[Record, ...]:
         """Return the records of a name; there is at least one."""

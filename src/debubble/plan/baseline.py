@@ -34,6 +34,7 @@ from debubble.simulate.predict import WhatIf, enough_draws, predict
 from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.job import Basis, RunBasis
 from debubble.timeline.model import PassKind, RankTimeline, Timeline, ranks_a_device, surely_share
 from debubble.units import NS_PER_S, counted, show_count, show_duration, show_percent
 
@@ -77,6 +78,10 @@ class Baseline:
     """Bytes that each rank may hold."""
     window_ns: float
     """The batch latency that changes are held against."""
+    basis: Basis
+    """Of that latency."""
+    outside_ns: int
+    """What a step takes besides, on the same basis; below 0 where batches overlap a little."""
     correction: float
     """What the run took against what its own simulation says, as far as its steps are sure of it;
     predictions are multiplied by it."""
@@ -293,13 +298,13 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     layers: Sequence[int] | None = None,
     limit_bytes: float | None = None,
     schedule: str | None = None,
-    latency_ns: float | None = None,
+    basis: RunBasis | None = None,
     also: AlsoRun | None = None,
     communication: Communication | None = None,
 ) -> Baseline:
     """Fit a run, alone or with another of its model, and hold its own simulation against it.
 
-    A batch in the profiler is not the batch one serves: `latency_ns` is what it takes without.
+    A batch in the profiler is not the batch one serves: `basis` says what it takes without.
     """
     source = measure_source(timeline, figures, layers)
     name = schedule or source.schedule
@@ -324,7 +329,12 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         runs += [more] if runs and more and pooled.same_tokens else []
         if other.schedule is not None:
             correction = _corrected(other, _way_that_lands(other, other.schedule)[1])
-    window_ns = latency_ns or source.window_ns
+    # As the traces have it, `source` says it, of two runs where there are two.
+    elsewhere = basis if basis is not None and basis.source != "traces" else None
+    window_ns = (elsewhere and elsewhere.batch_latency_ns) or source.window_ns
+    outside_ns = source.outside_ns * window_ns / source.window_ns
+    if elsewhere is not None and elsewhere.step_time_ns:
+        outside_ns = elsewhere.step_time_ns - window_ns
     way, off = _way_that_lands(source, name, communication)
     return Baseline(
         source=source,
@@ -333,6 +343,8 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         memory=fit_memory(runs) if runs else None,
         limits=_limits(source.ranks, limit_bytes),
         window_ns=window_ns,
+        basis=basis.name if basis is not None else Basis.PROFILED,
+        outside_ns=round(outside_ns),
         correction=_corrected(source, off) * window_ns / source.window_ns,
         misfit=log(off),
         communication=way,

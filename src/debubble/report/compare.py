@@ -20,6 +20,7 @@ from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import middle
 from debubble.measure.store import Record, created_at
 from debubble.report.text import Page, Table
+from debubble.timeline.job import Basis
 from debubble.units import (
     UNKNOWN,
     counted,
@@ -31,14 +32,19 @@ from debubble.units import (
     show_share,
 )
 
+_UNPROFILED = " *"
 # Of a batch; what is less on both sides reads as nothing.
 _SHOWN = 0.0005
 
 
 def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
     """Lay out the verdict, the numbers behind it, memory, and what else differs."""
-    page = Page(answer=found.sentence, notes=list(found.notes), next_command=next_command)
+    notes = [f"times: {found.basis}", *found.notes]
+    page = Page(answer=found.sentence, notes=notes, next_command=next_command)
     page.findings = list(found.reasons) if found.verdict != Verdict.NOT_COMPARABLE else []
+    if found.predicted is not None:
+        sentence = found.predicted.sentence
+        page.findings.insert(0, f"{found.predicted.change}: {sentence}.")
     numbers = Table(columns=("number", "before", "after", "change", "95 % of it in", "p", "n"))
     for name, delta in found.delta.items():
         first, second = delta.before, delta.after
@@ -100,6 +106,7 @@ COLUMNS: dict[str, type] = {
     "bubble_fraction": float,
     "batch_latency_s": float,
     "step_time_s": float,
+    "basis": str,
     "microbatches": int,
     "schedule": str,
     "split": str,
@@ -123,8 +130,12 @@ def history_page(records: Sequence[Record]) -> Page:
     columns = ("name", "kept, UTC", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
     shown = len(columns) - (not any(record.tags for record in records))
     table = Table(columns=columns[:shown])
+    bases = {record.measurement.basis for record in records}
+    marked = {Basis.UNPROFILED} if len(bases) > 1 else set()
+    page.notes = [f"times: profiled,{_UNPROFILED} unprofiled" if marked else f"times: {min(bases)}"]
     for record in records:
         measurement = record.measurement
+        batch = middle(measurement.batch_latencies_s(measurement.basis))
         # To the minute: --json and export have the seconds.
         kept = created_at(record.created_s)[:16].replace("T", " ")
         table.rows.append(
@@ -133,7 +144,8 @@ def history_page(records: Sequence[Record]) -> Page:
                 kept,
                 str(len(measurement.samples)),
                 show_share(middle(measurement.bubble_fractions)),
-                show_known(middle(measurement.batch_latencies_s), show_seconds),
+                show_known(batch, show_seconds)
+                + (_UNPROFILED if measurement.basis in marked else ""),
                 show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
                 measurement.schedule or UNKNOWN,
                 show_known(measurement.microbatches),
@@ -160,6 +172,7 @@ def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
                 sample.bubble_fraction,
                 sample.batch_latency_s,
                 sample.step_time_s,
+                str(measurement.traced),
                 measurement.microbatches,
                 measurement.schedule,
                 split,

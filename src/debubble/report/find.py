@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from debubble.answers.base import AnswerWarning
+from debubble.answers.change import say_basis
 from debubble.answers.find import (
     FindAnswer,
     FrameworkPart,
@@ -462,25 +463,21 @@ def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
 
 
 def _say_job(found: FindAnswer) -> str:
-    """Say what a step takes without the profiler; empty where nobody timed it."""
-    job, batch = found.job, found.numbers.unprofiled_batch_latency_s
-    if job is None or job.unprofiled_step_time_s is None:
-        return ""
+    """Say on which basis times are, and what a step takes unprofiled, where the job timed it."""
+    job, batch, said = found.job, found.numbers.unprofiled_batch_latency_s, say_basis(found.basis)
+    if job is None or job.unprofiled_step_time_s is None or job.overhead_fraction is None:
+        return said
     timed = f"median of {counted(job.steps_timed, 'step')}"
-    said = (
-        f"without the profiler: a step takes {show_seconds(job.unprofiled_step_time_s)} ({timed})"
-    )
-    if batch is not None and job.overhead_fraction is not None:
-        said += (
-            f", a batch about {show_seconds(batch)}; the capture itself costs "
+    said += f"; unprofiled: a step takes {show_seconds(job.unprofiled_step_time_s)} ({timed})"
+    if batch is not None:
+        return (
+            f"{said}, a batch about {show_seconds(batch)}; the capture itself costs "
             f"{show_gain(job.overhead_fraction)}"
         )
-    elif job.overhead_fraction is not None:
-        said += (
-            f"; under it steps were {show_percent(-job.overhead_fraction)} quicker: something else "
-            "slowed those without, and the batch latency stays as profiled"
-        )
-    return said
+    if job.overhead_fraction > 0:
+        return said
+    by = show_percent(-job.overhead_fraction)
+    return f"{said}, {by} less when profiled: something else slowed unprofiled steps"
 
 
 def _say_profiler(found: FindAnswer) -> str:

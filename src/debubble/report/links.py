@@ -55,8 +55,9 @@ def links_page(found: LinksAnswer, next_command: str = "") -> Page:
     page.lines = [f"check: {command}" for command in found.commands[:_COMMANDS_SHOWN]]
     if len(found.commands) > _COMMANDS_SHOWN:
         page.lines.append(f"{len(found.commands) - _COMMANDS_SHOWN} more to check are in --json")
+    page.notes = [f"times: {found.basis}"]
     if found.cost_is_upper_bound and any(hop.verdict == Verdict.SLOW for hop in found.hops):
-        page.notes = [_SHARED]
+        page.notes.append(_SHARED)
     page.gaps = list(found.warnings)
     page.next_command = next_command
     return page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from debubble.answers.change import say_basis
 from debubble.answers.context_length import CachePart, LengthPart, least_left, name_length
 from debubble.answers.ledger import say_rates, worth_cells, worth_columns
 from debubble.answers.plan import PlanAnswer
@@ -135,7 +136,7 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
 
 def _notes(found: PlanAnswer) -> list[str]:
     base, length, cache = found.baseline, found.context_length, found.kv_cache
-    notes = [base.without_profiler.sentence] if base.without_profiler else []
+    notes = [say_basis(found.basis, base.without_profiler)]
     notes += [f"{found.left_out.sentence}; --for any weighs all"] if found.left_out else []
     notes += list(say_rates(found.rates)) if found.options else []
     each = [size for size in base.per_microbatch_bytes if size is not None]

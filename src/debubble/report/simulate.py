@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from debubble.answers.change import say_basis
 from debubble.answers.probe import PipelinePart, ProbeAnswer
 from debubble.answers.simulate import MeasuredPart, SimulateAnswer
 from debubble.report.text import Page, Table
@@ -41,8 +42,7 @@ def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
         page.notes = [f"{found.given.schedule}; batch latency {latency}; {bubbles}"]
         return page
     page.tables = [_number_table(found, found.measured), _rank_table(found, found.measured)]
-    if found.measured.without_profiler:
-        page.notes.append(found.measured.without_profiler.sentence)
+    page.notes.append(say_basis(found.basis or UNKNOWN, found.measured.without_profiler))
     asked = found.given
     page.notes.append(f"{asked.schedule}; messages {asked.communication}; {bubbles}")
     if not asked.changes_nothing:

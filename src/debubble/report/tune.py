@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
 
 from debubble.answers.base import list_warnings
 from debubble.answers.change import change_part, describe, describe_refused
-from debubble.answers.compare import answer_compare, say_comparison
+from debubble.answers.compare import answer_check, answer_compare, say_comparison
 from debubble.answers.find import answer_find
 from debubble.answers.tune import say_tuning
 from debubble.ledger.causes import Cause
 from debubble.measure.measurement import Measurement, ServerSamples, middle
 from debubble.report.text import Page, Table, refused_table
+from debubble.timeline.job import Basis
 from debubble.tune.journal import Expectation, Run
 from debubble.tune.loop import Tuning
 from debubble.tune.once import Improvement
@@ -30,17 +30,16 @@ from debubble.units import (
     counted,
     show_bytes,
     show_change,
-    show_duration,
     show_gain,
     show_known,
     show_largest,
     show_number,
-    show_percent,
     show_range,
     show_seconds,
     show_share,
 )
 
+_LARGER = " (larger batch)"
 _WORDS = {
     Kind.MEASURED: "measured",
     Kind.OVER_MEMORY: "over memory",
@@ -50,6 +49,7 @@ _WORDS = {
     Kind.OUT_OF_MEMORY: "out of memory",
     Kind.HUNG: "hung",
     Kind.UNREADABLE: "unreadable",
+    Kind.OTHER_BATCH: "larger batch",
     Kind.CUT: "budget spent",
 }
 
@@ -64,9 +64,11 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     if tuned.prospects.refused:
         refused = ((describe_refused(option), option.reason) for option in tuned.prospects.refused)
         page.tables.append(refused_table(refused))
-    page.notes = [f"stopped: {tuned.stop.why}"]
-    failed = [run for run in tuned.standing.runs if run.outcome.message]
-    page.notes += [f"run {run.number}: {run.outcome.message}" for run in failed]
+    page.notes = [f"times: {tuned.standing.basis}", f"stopped: {tuned.stop.why}"]
+    if any(map(tuned.standing.grew, tuned.standing.runs)):
+        page.notes.append("a larger batch changes training")
+    told = [run for run in tuned.standing.runs if run.outcome.message]
+    page.notes += [f"run {run.number}: {run.outcome.message}" for run in told]
     page.notes.append(f"records: {tuned.bench.folder}{records}")
     page.next_command = next_command
     return page
@@ -89,7 +91,7 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
     table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
     for prospect in worth:
         table.add(
-            str(prospect.setting),
+            _marked(prospect.setting, prospect.expected),
             show_known(prospect.expected, _predicted, "not known"),
             show_known(prospect.expected, lambda expected: show_seconds(expected.batch_latency_s)),
         )
@@ -102,7 +104,12 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
 def say_start(setting: Setting, why: str, expected: Expectation | None, done: int) -> str:
     """Say which run begins."""
     said = f", predicted {_predicted(expected)}" if expected else ""
-    return f"run {done + 1}: {setting} ({why}{said})"
+    return f"run {done + 1}: {_marked(setting, expected)} ({why}{said})"
+
+
+def _marked(setting: Setting, expected: Expectation | None) -> str:
+    """Name a setting, marked where it trains with a larger batch."""
+    return f"{setting}{_LARGER if expected and expected.changes_training else ''}"
 
 
 def say_end(run: Run) -> str:
@@ -114,6 +121,7 @@ def say_end(run: Run) -> str:
         told = f": {out} tokens/s, first token after {first}, then one every {later}"
     elif run.outcome.kind is Kind.MEASURED and measurement is not None:
         told = f": batch latency {_latency(measurement)}, bubble {_bubble(measurement)}"
+        told += f"; {run.outcome.message}" if run.outcome.message else ""
     return f"run {run.number}: {_WORDS[run.outcome.kind]}{told}"
 
 
@@ -130,6 +138,11 @@ def _findings(tuned: Tuning) -> list[str]:
             said.append(
                 f"All runs together: throughput {change}, {counts}; {compared.confidence.value}."
             )
+    if standing.hold == "microbatch" and tuned.scope.hold_of(standing) == "batch":
+        said.append(
+            "The command keeps the size of a microbatch: more of them are a larger batch, which "
+            "changes training; --hold microbatch tries that."
+        )
     if standing.ignored_knobs:
         knobs = ", ".join(f"{{{knob}}}" for knob in sorted(standing.ignored_knobs))
         said.append(f"The command ignores {knobs}: what it was told did not come.")
@@ -156,7 +169,7 @@ def _say_unsteady(tuned: Tuning) -> str:
     """Say how far runs of the setting as it is lie apart, where that is more than is judged."""
     standing = tuned.standing
     lengths = [
-        middle(run.outcome.measurement.batch_latencies_s)
+        middle(run.outcome.measurement.batch_latencies_s(standing.basis))
         for run in standing.of(standing.now)
         if run.outcome.measurement
     ]
@@ -172,7 +185,16 @@ def _untellable(found: Prospects) -> list[str]:
         f"Not tried, for the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
         f"predicted {show_gain(untold.option.throughput_gain)}."
         for untold in found.untellable
-    ]
+    ] + _larger(found)
+
+
+def _larger(found: Prospects) -> list[str]:
+    """Name what a larger batch would gain, where that was not asked for."""
+    if found.larger is None:
+        return []
+    gain = show_gain(found.larger.throughput_gain)
+    what = f"{describe(found.larger.change)}, predicted {gain}"
+    return [f"Not tried, for a larger batch changes training: {what}; --hold microbatch tries it."]
 
 
 def _serving_table(tuned: Tuning) -> Table:
@@ -210,13 +232,14 @@ def _run_table(tuned: Tuning) -> Table:
         if measurement is not None:
             cells = (
                 _bubble(measurement),
-                _latency(measurement),
+                _latency(measurement, tuned.standing.basis),
                 show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
                 show_change(tuned.standing.gain_of_run(run)),
             )
         table.add(
             str(run.number),
-            f"{run.setting}{' ←' if run.setting == tuned.winner else ''}",
+            f"{run.setting}{_LARGER if tuned.standing.grew(run) else ''}"
+            f"{' ←' if run.setting == tuned.winner else ''}",
             _WORDS[run.outcome.kind],
             *cells,
             show_known(run.expected, _predicted),
@@ -232,8 +255,9 @@ def _bubble(measurement: Measurement) -> str:
     return show_share(middle(measurement.bubble_fractions))
 
 
-def _latency(measurement: Measurement) -> str:
-    return show_known(middle(measurement.batch_latencies_s), show_seconds)
+def _latency(measurement: Measurement, basis: Basis | None = None) -> str:
+    lengths = measurement.batch_latencies_s(basis or measurement.basis)
+    return show_known(middle(lengths), show_seconds)
 
 
 SCHEMA = "debubble.demo/1"
@@ -242,21 +266,13 @@ SCHEMA = "debubble.demo/1"
 def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]) -> Page:
     """Lay out what was found, what was predicted, what came, and where it lies."""
     page = Page(answer=say_comparison(made.compared))
-    change, window_ns = describe(made.option.change), made.option.window_ns
-    gain = made.option.throughput_gain
-    planned = (
-        f"{change}, predicted a batch in {show_duration(window_ns)}, {show_gain(gain)} throughput"
-    )
-    error = error_of(made)
-    measured = (
-        f"a batch in {show_duration(_latency_ns(made))}, {show_percent(abs(error))}"
-        f" {'more' if error > 0 else 'less'} than that"
-    )
-    found = _found(made)
+    change, found = describe(made.option.change), _found(made)
+    if made.plan.baseline.trains and made.option.change.grows_batch:
+        change += f"{_LARGER[:-1]}, which changes training)"
     page.findings = [
         f"Found: {found[:1].lower()}{found[1:]}",
-        f"Planned: {planned}.",
-        f"Measured: {measured}.",
+        f"Planned: {change}: {show_gain(made.option.throughput_gain)} throughput.",
+        f"Measured: a batch {made.check}.",
     ]
     table = Table(columns=("number", "before", "after"))
     for name in ("bubble", "batch_latency", "step_time", "throughput"):
@@ -267,6 +283,7 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     page.tables, page.gaps = [table], list(made.gaps)
     page.notes = [
         what_it_is,
+        f"times: {made.compared.bases[0]}",
         f"records: {out / 'before'}, {out / 'after'}",
         "the same, command by command:",
     ]
@@ -285,8 +302,10 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
             "batch_latency_s": made.option.window_ns / NS_PER_S,
             "throughput_gain_fraction": made.option.throughput_gain,
         },
-        "measured": {"batch_latency_s": _latency_ns(made) / NS_PER_S},
-        "error_fraction": error_of(made),
+        "measured": {"batch_latency_s": made.check.measured_s},
+        "predicted": msgspec.to_builtins(answer_check(made.check)),
+        "error_fraction": (made.check.measured_s or 0.0) * NS_PER_S / made.option.window_ns - 1,
+        "basis": str(made.compared.bases[0]),
         "compare": answer_compare(
             made.compared, (*made.before.measured_warnings, *made.after.measured_warnings)
         ).to_dict(),
@@ -295,15 +314,6 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
         "commands": commands,
         "warnings": msgspec.to_builtins(list_warnings(made.gaps)),
     }
-
-
-def error_of(made: Improvement) -> float:
-    """Return how far the measured batch latency is off the one that was predicted."""
-    return _latency_ns(made) / made.option.window_ns - 1
-
-
-def _latency_ns(made: Improvement) -> float:
-    return median(made.after.measurement.batch_latencies_s) * NS_PER_S
 
 
 def _found(made: Improvement) -> str:

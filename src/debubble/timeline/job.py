@@ -7,18 +7,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import median
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import MemoryFigures, Timeline
-from debubble.trace.format import Sidecar
+from debubble.trace.format import Sidecar, StepTimes
+from debubble.units import NS_PER_S
 
 _Value = TypeVar("_Value")
 
 # Steps of a quiet machine differ by less: by so much quicker under the profiler, others were slow.
 _FASTER = 0.05
+# One step may be any step.
+FEWEST_STEPS = 2
+
+
+class Basis(StrEnum):
+    """Whether a time is of steps under a profiler."""
+
+    PROFILED = "profiled"
+    UNPROFILED = "unprofiled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBasis:
+    """On which basis a run is held against predictions and other runs: decided here, once."""
+
+    name: Basis
+    source: Literal["traces", "sidecars", "stated"]
+    batch_latency_ns: int | None
+    step_time_ns: int | None
+    """None where it was not said on this basis."""
+
+    @property
+    def traced(self) -> Basis:
+        """On which basis the times in the traces themselves are."""
+        return self.name if self.source == "traces" else Basis.PROFILED
+
+    def stated(self, latency_ns: float | None) -> RunBasis:
+        """Return the basis with the latency that the user knows, where they said one."""
+        if latency_ns is None:
+            return self
+        return replace(
+            self,
+            name=Basis.UNPROFILED,
+            source="stated",
+            batch_latency_ns=round(latency_ns),
+            step_time_ns=None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,29 +71,58 @@ class JobFacts:
     tokens: int | None = None
     """Of a step, over all microbatches."""
     context_lengths: tuple[int, ...] = ()
-    unprofiled_step_s: float | None = None
-    """The median over ranks of the median step without the profiler."""
+    unprofiled_steps_s: tuple[float, ...] = ()
+    """Steps without the profiler that all ranks timed: of each step the median over ranks."""
     profiled_step_s: float | None = None
-    steps_timed: int = 0
-    """Steps without the profiler that were timed, on the rank with the fewest."""
-    overhead_fraction: float | None = None
-    """By how much the profiler slowed a step."""
+    """The median over ranks of the median step under the profiler."""
     gaps: tuple[Gap, ...] = ()
     """Where it contradicts the traces, or one rank another."""
+
+    @property
+    def unprofiled_step_s(self) -> float | None:
+        """The median step without the profiler."""
+        return _middle(self.unprofiled_steps_s)
+
+    @property
+    def steps_timed(self) -> int:
+        """How many steps without the profiler were timed."""
+        return len(self.unprofiled_steps_s)
+
+    @property
+    def overhead_fraction(self) -> float | None:
+        """By how much the profiler slowed a step."""
+        unprofiled, profiled = self.unprofiled_step_s, self.profiled_step_s
+        return profiled / unprofiled - 1 if unprofiled and profiled else None
 
     @property
     def steps_disturbed(self) -> bool:
         """Whether steps without the profiler were slowed by something else: it speeds up none."""
         return self.overhead_fraction is not None and self.overhead_fraction < -_FASTER
 
-    def without_profiler_ns(self, profiled_ns: int | None) -> int | None:
-        """Return what a profiled stretch of a step takes without; None where nobody timed it.
+    def basis_for(self, figures: PipelineFigures) -> RunBasis:
+        """Decide whether a run is held against others with or without the profiler.
 
-        The profiler is taken to slow all parts of a step alike.
+        Without, where the job timed enough steps so: the profiler is taken to slow all parts of a
+        step alike. Else as its traces are: those of a job's own timers have no profiler in them.
         """
-        if profiled_ns is None or self.overhead_fraction is None or self.steps_disturbed:
-            return None
-        return round(profiled_ns / (1 + self.overhead_fraction))
+        latency_ns, step_s = figures.batch_latency_ns, self.unprofiled_step_s
+        timers = bool(figures.ranks) and all(rank.timers for rank in figures.ranks)
+        traced = RunBasis(
+            name=Basis.UNPROFILED if timers else Basis.PROFILED,
+            source="traces",
+            batch_latency_ns=latency_ns,
+            step_time_ns=figures.step_time_ns,
+        )
+        if timers or self.steps_disturbed or self.steps_timed < FEWEST_STEPS:
+            return traced
+        if figures.stream is not None or not (latency_ns and step_s and self.profiled_step_s):
+            return traced
+        return RunBasis(
+            name=Basis.UNPROFILED,
+            source="sidecars",
+            batch_latency_ns=round(latency_ns * step_s / self.profiled_step_s),
+            step_time_ns=round(step_s * NS_PER_S),
+        )
 
     def schedule_for(self, figures: PipelineFigures) -> str | None:
         """Return the schedule where the traces show none that is known."""
@@ -86,10 +154,8 @@ def ask_job(sidecars: Iterable[Sidecar], figures: PipelineFigures) -> JobFacts:
         tokens=_agreed(mine, "tokens", lambda said: said.tokens, gaps),
         context_lengths=_agreed(mine, "context lengths", lambda said: said.context_lengths, gaps)
         or (),
-        unprofiled_step_s=_middle(times.unprofiled_median_s for times in steps),
-        profiled_step_s=_middle(times.profiled_median_s for times in steps),
-        steps_timed=min((len(times.before_s) + len(times.after_s) for times in steps), default=0),
-        overhead_fraction=_middle(times.overhead_fraction for times in steps),
+        unprofiled_steps_s=_steps_of_all(steps),
+        profiled_step_s=_middle(median(times.profiled_s) for times in steps if times.profiled_s),
     )
     layers = {layer.stage: layer.layers for rank in figures.ranks for layer in rank.layers}
     claims: dict[str, tuple[object, object]] = {
@@ -116,6 +182,19 @@ def tell_memory(timeline: Timeline, sidecars: Sequence[Sidecar]) -> Timeline:
         for rank in timeline.ranks
     )
     return replace(timeline, ranks=ranks)
+
+
+def _steps_of_all(ranks: Sequence[StepTimes]) -> tuple[float, ...]:
+    """Return the unprofiled steps that all ranks timed, those next to the capture first to count.
+
+    A job that is killed leaves some ranks with a step more than others.
+    """
+    before = min((len(times.before_s) for times in ranks), default=0)
+    after = min((len(times.after_s) for times in ranks), default=0)
+    each = [
+        (*times.before_s[len(times.before_s) - before :], *times.after_s[:after]) for times in ranks
+    ]
+    return tuple(float(median(step)) for step in zip(*each, strict=True))
 
 
 def _add_memory(known: MemoryFigures | None, said: Sidecar) -> MemoryFigures | None:

@@ -16,6 +16,7 @@ from typing import IO, Self
 import msgspec
 
 from debubble.errors import TuneError
+from debubble.measure.prediction import Prediction
 from debubble.measure.store import Store
 from debubble.tune.setting import Setting
 from debubble.tune.trial import MARKER, Outcome, clear_trial
@@ -49,6 +50,10 @@ class Expectation:
     high: float
     batch_latency_s: float
     peak_memory_bytes: tuple[int, ...] | None
+    prediction: Prediction | None = None
+    """The same of its batch, with what it starts from; None of a server."""
+    changes_training: bool = False
+    """It trains with a larger global batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,13 +105,25 @@ class Stop:
     """Whether only the budget ended it."""
 
 
-def decide(standing: Standing, budget: Budget, look: Callable[[], Prospects]) -> Next | Stop:
-    """Choose the next run; `look` is asked only where the answer depends on it."""
+def decide(  # noqa: PLR0911 (one answer each)
+    standing: Standing, budget: Budget, look: Callable[[], Prospects]
+) -> Next | Stop:
+    """Choose the next run; `look` is asked only where the answer depends on it.
+
+    What came slower than predicted on a busy machine is run once more.
+    """
     if standing.first is None:
         return Next(setting=standing.now, why="as it is")
     if not budget.has_room(standing.runs):
         return Stop(why="the budget is spent", spent=True)
     left = budget.runs_left(standing.runs)
+    last_run = standing.runs[-1]
+    if last_run.outcome.disturbed and len(standing.of(last_run.setting)) == 1:
+        return Next(
+            setting=last_run.setting,
+            why="again: the machine was busy",
+            expected=last_run.expected,
+        )
     duel = _duel(standing, standing.best)
     if left > len(duel):
         prospect = next((prospect for prospect in look().tries if prospect.worth), None)
@@ -287,7 +299,13 @@ class Loop:
         if first is not None:
             against = First(setting=first.setting, reading=self._read(first))
         outcome = judge(
-            outcome, chosen.setting, reading, first=against, limit_bytes=self.scope.limit_bytes
+            outcome,
+            chosen.setting,
+            reading,
+            first=against,
+            limit_bytes=self.scope.limit_bytes,
+            hold=self.scope.hold_of(standing),
+            prediction=chosen.expected.prediction if chosen.expected else None,
         )
         return outcome, reading
 

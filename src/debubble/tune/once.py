@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,18 +16,24 @@ from debubble.analysis import Analysis
 from debubble.errors import Code, Gap, MachineBusy, TuneError
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison, Verdict
-from debubble.plan.baseline import measure_baseline
+from debubble.measure.prediction import PredictionCheck, check_prediction
 from debubble.plan.lever import Permissions
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
-from debubble.timeline.model import Passes
+from debubble.tune.prospects import predict_option
 from debubble.tune.setting import Setting
-from debubble.tune.trial import LOG, Bench, clear_trial, run_trial
+from debubble.tune.trial import (
+    LOG,
+    STEADY,
+    Bench,
+    clear_trial,
+    excess,
+    latencies_of,
+    run_trial,
+    whole_steps,
+)
 from debubble.units import NS_PER_S, show_duration, show_percent, show_range
 
-# Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
-# those of a disturbed one 2.5 % and more, by 6.
-_STEADY = 0.02
 # Far more than any run of it takes: then it hangs.
 _TIMEOUT_S = 180.0
 # What follows the first capture, against it: planning, and a batch that is longer.
@@ -50,6 +56,8 @@ class Improvement:
     setting: Setting
     after: Analysis
     compared: Comparison
+    check: PredictionCheck
+    """What was predicted of it, and what came."""
     longest: tuple[int, float]
     """The stage that takes longest, and how many times the middle of the others, by medians."""
 
@@ -64,7 +72,7 @@ class Improvement:
                 hint=_QUIETER,
             )
             for name, reading in (("before", self.before), ("after", self.after))
-            if excess(reading) > _STEADY
+            if excess(reading) > STEADY
         )
 
 
@@ -97,14 +105,14 @@ def improve_once(
                     hint=f"its output is in {out / LOG}",
                 )
             took_s = time.monotonic() - began_s
-            if excess(reading) <= _STEADY or began_s + took_s * (2 + rest) > until_s:
+            if excess(reading) <= STEADY or began_s + took_s * (2 + rest) > until_s:
                 return reading
             on_step("this machine was busy with something else meanwhile: once more")
             clear_trial(out)
 
     before = capture(now, "before", _REST_OVER_FIRST)
     on_step("planning")
-    baseline = measure_baseline(before.timeline, before.pipeline, layers=now.split)
+    baseline = before.baseline(layers=now.split)
     plan = make_plan(
         baseline,
         before.timeline,
@@ -124,7 +132,12 @@ def improve_once(
     if setting is None:
         raise TuneError("the command cannot be told the change", hint="give it {split}")
     after = capture(setting, "after", 0.0)
-    compared = compare(before.measurement, after.measurement)
+    prediction = predict_option(plan, option, str(setting))
+    compared = compare(
+        replace(before.measurement, predicted=(prediction,)),
+        after.measurement,
+        change=prediction.words,
+    )
     if compared.verdict is not Verdict.BETTER and (_disturbed(before) or _disturbed(after)):
         raise _busy("what the change does cannot be told", before, after)
     return Improvement(
@@ -134,19 +147,20 @@ def improve_once(
         setting=setting,
         after=after,
         compared=compared,
+        check=check_prediction(prediction, before.measurement, after.measurement),
         longest=longest,
     )
 
 
 def _disturbed(reading: Analysis) -> bool:
-    batches = reading.measurement.batch_latencies_s
+    batches = latencies_of(reading.measurement)
     varies = bool(batches) and max(batches) - min(batches) > _VARIES * float(np.median(batches))
-    return varies or excess(reading) > _STEADY
+    return varies or excess(reading) > STEADY
 
 
 def _busy(what: str, *readings: Analysis) -> MachineBusy:
     """Say that this machine was busy, with what was seen of it."""
-    times = [length for reading in readings for length in reading.measurement.batch_latencies_s]
+    times = [length for reading in readings for length in latencies_of(reading.measurement)]
     most = max(map(excess, readings))
     took = show_range([length * NS_PER_S for length in times], show_duration)
     return MachineBusy(
@@ -161,7 +175,7 @@ def longest_stage(reading: Analysis) -> tuple[int, float]:
 
     By medians of each kind: single passes that something disturbed change nothing.
     """
-    passes = _whole_steps(reading)
+    passes = whole_steps(reading)
     took = (passes.end_ns - passes.start_ns).astype(np.float64)
     stages: dict[int, float] = {}
     for stage, kind in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T.tolist():
@@ -171,19 +185,3 @@ def longest_stage(reading: Analysis) -> tuple[int, float]:
     others = [length for stage, length in stages.items() if stage != longest]
     middle = float(np.median(others)) if others else 0.0
     return longest, stages[longest] / middle if middle else 1.0
-
-
-def _whole_steps(reading: Analysis) -> Passes:
-    passes = reading.timeline.passes
-    return passes.where(np.isin(passes.step, [window.step for window in reading.pipeline.windows]))
-
-
-def excess(reading: Analysis) -> float:
-    """Return how much longer passes took, on the mean, than those of their stage usually do."""
-    passes = _whole_steps(reading)
-    took = (passes.end_ns - passes.start_ns).astype(np.float64)
-    usual = np.zeros(len(took))
-    for alike in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T:
-        mine = (passes.stage == alike[0]) & (passes.kind == alike[1])
-        usual[mine] = np.median(took[mine])
-    return float(took.sum() / usual.sum() - 1) if usual.sum() > 0 else 0.0

@@ -15,7 +15,8 @@ from debubble.errors import UsageError
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison, Verdict
 from debubble.measure.measurement import join_measurements
-from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline, stages_of
+from debubble.measure.prediction import NEARLY, Prediction, growth_of
+from debubble.plan.baseline import AlsoRun, Baseline, stages_of
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.lever import Permissions, Refusal
 from debubble.plan.levers.microbatches import MOST_A_RANK
@@ -23,16 +24,12 @@ from debubble.plan.option import Option
 from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
 from debubble.schedules import format_order
+from debubble.timeline.job import FEWEST_STEPS, Basis
 from debubble.tune.journal import Expectation, Run
 from debubble.tune.setting import Setting
 from debubble.tune.trial import Kind
 from debubble.units import NS_PER_S
 from debubble.whole_file import write_file
-
-# Two sizes of a batch that differ by less are one size, rounded.
-_SAME_BATCH = 0.1
-# One step may be any step.
-_FEWEST_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +99,32 @@ class Standing:
     @property
     def hold(self) -> Hold | None:
         """What the command keeps when microbatches change: their size or the batch; None as yet."""
-        first = self.first
-        for run in self.measured:
-            told, was = run.setting.microbatches, self.now.microbatches
-            size = self._size(run)
-            if first is None or told == was or told is None or was is None or size is None:
-                continue
-            return "batch" if abs(size * told / was - 1) < _SAME_BATCH else "microbatch"
+        known = (Kind.MEASURED, Kind.OTHER_BATCH)
+        for run in (run for run in self.runs if run.outcome.kind in known):
+            grown = self.growth(run)
+            if grown is not None and run.setting.microbatches != self.now.microbatches:
+                return "batch" if abs(grown - 1) < NEARLY else "microbatch"
         return None
+
+    def growth(self, run: Run) -> float | None:
+        """Return how many times as large as the first one's its batch is; None if nothing tells."""
+        first, measured = self.first, run.outcome.measurement
+        if first is None or first.outcome.measurement is None or measured is None:
+            return None
+        return growth_of(first.outcome.measurement, measured)
+
+    def grew(self, run: Run) -> bool:
+        """Tell whether a run trained with a larger batch than the first."""
+        measured = run.outcome.measurement
+        trains = measured is not None and measured.kind == "training"
+        return trains and (self.growth(run) or 1.0) > 1 + NEARLY
+
+    @property
+    def basis(self) -> Basis:
+        """On which basis all runs are held against each other."""
+        measured = [run.outcome.measurement for run in self.runs]
+        known = {one.basis for one in measured if one is not None}
+        return Basis.UNPROFILED if known == {Basis.UNPROFILED} else Basis.PROFILED
 
     @property
     def ignored_knobs(self) -> frozenset[str]:
@@ -129,19 +144,13 @@ class Standing:
         return bool(ratios) and all(abs(ratio - 1) < threshold for ratio in ratios)
 
     def _rate(self, run: Run) -> float:
-        """Return its work a second: by steps without the profiler where all runs timed some."""
+        """Return its work a second, by steps where there are enough."""
         measured = run.outcome.measurement
         if measured is None:
             return 0.0
-        enough = len(measured.step_times_s) >= _FEWEST_STEPS
-        lengths = "step_times_s" if enough else "batch_latencies_s"
-        if all(
-            len(known.outcome.measurement.unprofiled_step_times_s) >= _FEWEST_STEPS
-            for known in self.runs
-            if known.outcome.measurement is not None
-        ):
-            lengths = "unprofiled_step_times_s"
-        rates = measured.rates_per_s(lengths)
+        steps = measured.step_times_s(self.basis)
+        enough = len(steps) >= FEWEST_STEPS
+        rates = measured.rates_per_s(steps if enough else measured.batch_latencies_s(self.basis))
         return median(rates) * (self._size(run) or 1.0) if rates else 0.0
 
     def _size(self, run: Run) -> float | None:
@@ -172,6 +181,7 @@ class Scope:
     """Those that the command can be told."""
     most_microbatches: int | None
     hold: Hold | None
+    """What was said to be kept; None: the batch of a run that trains."""
     limit_bytes: int | None
     threshold: float
     """The smallest gain in throughput that is worth a run."""
@@ -179,6 +189,12 @@ class Scope:
     """Rounds of a search for an order that has no name; None: none is looked for."""
     orders: Path = Path("orders")
     """Where such orders are written: the command is told the file as its schedule."""
+
+    def hold_of(self, standing: Standing) -> Hold:
+        """Return what is to be kept where microbatches change."""
+        first = standing.first.outcome.measurement if standing.first else None
+        trains = first is None or first.kind == "training"
+        return self.hold or ("batch" if trains else "microbatch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +224,8 @@ class Prospects:
     tries: tuple[Prospect, ...]
     untellable: tuple[Untellable, ...]
     refused: tuple[Refusal, ...]
+    larger: Option | None = None
+    """The best with a larger batch, which changes training and is not tried untold."""
 
 
 def look_ahead(
@@ -218,13 +236,18 @@ def look_ahead(
     # The plan's own bound, by the first setting: it must not move with what was tried.
     count = standing.now.microbatches or baseline.source.microbatches
     most = scope.most_microbatches or max(MOST_A_RANK * len(baseline.ranks), 2 * count)
+    keeps = scope.hold_of(standing)
+    # Untold, a larger batch is weighed apart, as `plan` does.
+    hold = standing.hold or scope.hold or (None if keeps == "batch" else keeps)
     tellable = Permissions(
         link=False,
         split=source.setting.split is not None,
-        microbatches=source.setting.microbatches is not None,
+        # A larger batch than was asked for is nothing to try.
+        microbatches=source.setting.microbatches is not None
+        and not (keeps == "batch" and standing.hold == "microbatch"),
         overlap=source.setting.overlap is False,
         schedules=scope.schedules if source.setting.schedule is not None else frozenset(),
-        hold=standing.hold or scope.hold,
+        hold=hold,
     )
     looks = None
     if scope.search_rounds is not None and source.setting.schedule and baseline.trains:
@@ -238,8 +261,9 @@ def look_ahead(
     )
     return Prospects(
         tries=tuple(tries),
-        untellable=_untellable(source, baseline, reading, scope, most),
+        untellable=_untellable(source, baseline, reading, scope, most, hold),
         refused=plan.refused,
+        larger=next(filter(plan.changes_training, plan.recommended), None),
     )
 
 
@@ -250,9 +274,7 @@ def _fit(setting: Setting, reading: Analysis, other: Analysis | None, scope: Sco
         also = AlsoRun(timeline=other.timeline, figures=other.pipeline)
 
     def fit(also: AlsoRun | None) -> Baseline:
-        return measure_baseline(
-            reading.timeline,
-            reading.pipeline,
+        return reading.baseline(
             layers=layers,
             limit_bytes=scope.limit_bytes,
             schedule=setting.schedule,
@@ -271,6 +293,8 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
     done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
     ahead = 1 + standing.gain_of(source.setting)
     for option in plan.options:
+        if plan.changes_training(option):
+            continue
         stages = stages_of(plan.baseline.what_if(option.change).order)
         change = _in_a_file(option.change, scope.orders)
         setting = source.setting.after(change, stages)
@@ -287,6 +311,8 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
             high=ahead * (1 + option.throughput_high) - 1,
             batch_latency_s=option.window_ns / NS_PER_S,
             peak_memory_bytes=peaks,
+            prediction=predict_option(plan, option, str(setting)),
+            changes_training=plan.baseline.trains and option.change.grows_batch,
         )
         yield Prospect(
             setting=setting,
@@ -294,6 +320,20 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
             expected=expected,
             worth=_is_worth(plan, option, scope.threshold),
         )
+
+
+def predict_option(plan: Plan, option: Option, words: str) -> Prediction:
+    """Return what is predicted of an option, to be held against its run."""
+    return Prediction.of(
+        option.change,
+        words=words,
+        basis=plan.baseline.basis,
+        before_s=plan.baseline.window_ns / NS_PER_S,
+        batch_latency_s=option.window_ns / NS_PER_S,
+        low_s=option.low_ns / NS_PER_S,
+        high_s=option.high_ns / NS_PER_S,
+        bubble_fraction=option.bubble_fraction,
+    )
 
 
 def _in_a_file(change: Change, folder: Path) -> Change:
@@ -349,17 +389,20 @@ def _as_bad(run: Run, knob: str, value: object) -> bool:
     return bool(value == failed)
 
 
-def _untellable(
-    source: Run, baseline: Baseline, reading: Analysis, scope: Scope, most: int
+def _untellable(  # noqa: PLR0913, PLR0917 (what was planned from, and what may be tried)
+    source: Run, baseline: Baseline, reading: Analysis, scope: Scope, most: int, hold: Hold | None
 ) -> tuple[Untellable, ...]:
     """Return the best option of each lever that the command has no placeholder for."""
     levers = ("split", "microbatches", "schedule")
     missing = {lever for lever in levers if getattr(source.setting, lever) is None}
     if not missing:
         return ()
-    plan = make_plan(baseline, reading.timeline, most_microbatches=most)
+    plan = make_plan(
+        baseline, reading.timeline, most_microbatches=most, allowed=Permissions(hold=hold)
+    )
     found: dict[str, Untellable] = {}
     for option in plan.options:
-        if option.lever in missing and _is_worth(plan, option, scope.threshold):
+        untold = option.lever in missing and not plan.changes_training(option)
+        if untold and _is_worth(plan, option, scope.threshold):
             found.setdefault(option.lever, Untellable(lever=option.lever, option=option))
     return tuple(found.values())

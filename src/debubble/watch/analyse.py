@@ -245,12 +245,13 @@ def _middle_bucket(traffic: Mapping[int, float]) -> int:
 
 def _metrics(measurement: Measurement) -> dict[str, float]:
     peaks = [rank.peak_bytes for rank in measurement.memory if rank.peak_bytes is not None]
+    # As traced: captures of one source may have sidecars or none, and drift must not see that.
+    batches = measurement.batch_latencies_s(measurement.traced)
+    steps = measurement.step_times_s(measurement.traced)
     values = {
         "bubble_fraction": middle(measurement.bubble_fractions),
-        "batch_latency_s": middle(measurement.batch_latencies_s),
-        "microbatches_per_s": middle(
-            measurement.rates_per_s("step_times_s") or measurement.rates_per_s("batch_latencies_s")
-        ),
+        "batch_latency_s": middle(batches),
+        "microbatches_per_s": middle(measurement.rates_per_s(steps or batches)),
         "peak_memory_bytes": float(max(peaks)) if peaks else None,
     }
     return {name: value for name, value in values.items() if value is not None}
