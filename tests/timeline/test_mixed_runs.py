@@ -11,8 +11,11 @@ from support.simulator.devices import Play
 from support.simulator.written_traces import Clock, Writing, write_run
 from support.traces.read_once import read_recording
 from support.traces.recordings import recorded_run
-from support.traces.trimmed import TABLES, without_marks
+from support.traces.trimmed import TABLES, rows, without_marks
 
+from debubble.analysis import Analysis
+from debubble.answers.links import answer_links
+from debubble.fleet.survey import Question, measure_run
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -130,3 +133,40 @@ def test_messages_of_different_sizes_are_of_different_runs():
     halved = np.where(known, operators.message_bytes // 2, operators.message_bytes)
     traces[1] = replace(traces[1], operators=replace(operators, message_bytes=halved))
     assert "size" in assert_mixed(traces)
+
+
+def without_sends(trace, *, kept_each):
+    """The same rank, of its sends to the next one so many not in its trace: a side thread's."""
+    operators = trace.operators
+    sends = np.flatnonzero((operators.operation == 1) & (operators.peer == trace.rank + 1))
+    gone = np.zeros(len(operators.start_ns), dtype=bool)
+    gone[np.delete(sends, np.s_[::kept_each])] = True
+    kernels = np.ones(len(trace.kernels), dtype=bool)
+    kernels[operators.kernel[gone]] = False
+    renumber = np.append(np.where(kernels, np.cumsum(kernels) - 1, -1), -1)
+    operators = replace(operators, kernel=renumber[operators.kernel].astype(np.int32))
+    return replace(
+        trace, kernels=rows(trace.kernels, kernels), operators=rows(operators, ~gone)
+    ), int(gone.sum())
+
+
+@pytest.mark.parametrize("kept_each", [2, 4, 8])
+@pytest.mark.parametrize(("name", "rank"), [("fwd_closed_m4", 1), ("1f1b_p3_m7", 1)])
+def test_a_rank_whose_sends_are_not_in_its_trace_is_named_and_its_run_stays_one(
+    name, rank, kept_each
+):
+    traces = list(traces_of(name))
+    whole, _ = codes_of(traces)
+    traces[rank], lost = without_sends(traces[rank], kept_each=kept_each)
+    figures, codes = codes_of(traces)
+    assert codes == ["unmatched_transfers"]
+    assert f": the trace of rank {rank} lacks {lost} sends" in figures.gaps[0].message
+    assert figures.bubble_fraction == pytest.approx(whole.bubble_fraction, abs=0.002)
+    assert figures.schedule == whole.schedule
+
+
+def test_links_says_why_no_hop_of_two_runs_was_measured():
+    traces = [*traces_of("1f1b_m8")[:2], *traces_of("1f1b_m8_split3337")[2:]]
+    run = replace(read_recording(recorded_run("1f1b_m8")), ranks=tuple(traces))
+    answer = answer_links(Analysis(measure_run(run, Question())))
+    assert answer.verdict.startswith("No hop was measured: ranks 0-1 and ranks 2-3 are not of one")

@@ -10,6 +10,7 @@ import msgspec
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.answers.ledger import say_cause
+from debubble.errors import Code
 from debubble.ledger.hop_health import HopHealth, LinkHealth
 from debubble.ledger.verdict import LITTLE, MATTERS
 from debubble.links.hop_times import Spread
@@ -114,6 +115,9 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
     """Say which hop is slow and what it costs, then every hop."""
     links = analysis.links
     verdict, elsewhere = say_links(links), []
+    mixed = [gap for gap in analysis.warnings if gap.code is Code.MIXED_RUNS]
+    if mixed and not links.hops:
+        verdict = f"No hop was measured: {mixed[0].message}."
     if _costs_little(links) and analysis.ledger is not None:
         others = [named for named in analysis.causes if not named.slow_hops]
         elsewhere = [

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import median
 
 import numpy as np
@@ -21,7 +22,15 @@ from debubble.timeline.bubble import (
     measure_stream,
     measure_windows,
 )
-from debubble.timeline.model import UNKNOWN, Intervals, Passes, PassKind, RankTimeline, Timeline
+from debubble.timeline.model import (
+    UNKNOWN,
+    Intervals,
+    Passes,
+    PassKind,
+    RankTimeline,
+    Timeline,
+    UnmatchedMessages,
+)
 from debubble.timeline.steps import SkippedStep, choose_steps, numbered, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.units import counted, show_count, show_ranks
@@ -465,10 +474,30 @@ def _unmatched(timeline: Timeline, pipeline: int) -> tuple[Gap, ...]:
         Gap(
             code=Code.UNMATCHED_TRANSFERS,
             message=f"{counted(count, 'message')} of {senders} to {receivers} without a "
-            "counterpart left out",
-            hint="a rank is missing, or was captured for another stretch of time",
+            f"counterpart left out{_say_lacking(found)}",
+            hint="a rank is missing, was captured for another stretch of time, or sends from a "
+            "thread that its profiler does not see",
         ),
     )
+
+
+# Of traces that lack messages, so many are named.
+_RANKS_NAMED = 3
+
+
+def _say_lacking(found: Sequence[UnmatchedMessages]) -> str:
+    """Say whose trace lacks messages that others have."""
+    lacks: Counter[tuple[int, str]] = Counter()
+    for left_over in found:
+        if left_over.lacking is not None:
+            sends = left_over.lacking == left_over.ends[0]
+            lacks[left_over.lacking, "send" if sends else "receive"] += left_over.count
+    said = (
+        f"the trace of rank {rank} lacks {counted(n, what)}" for (rank, what), n in lacks.items()
+    )
+    named = ", ".join(islice(said, _RANKS_NAMED))
+    more = len(lacks) - _RANKS_NAMED
+    return f": {named}{f', and {more} more' if more > 0 else ''}" if named else ""
 
 
 def _step_time(windows: Sequence[Window], captured: Sequence[int]) -> int | None:

@@ -252,6 +252,8 @@ class UnmatchedMessages:
     """The rank that sends, or should have, and the one that receives."""
     step: int
     count: int
+    lacking: int | None = None
+    """The one whose trace does not have them; None where both do, without times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,10 @@ def match_transfers(
             receives = received.rows(source, is_send=False, step=step)
             left_over = abs(len(sends) - len(receives))
             if left_over:
-                unmatched.append(UnmatchedMessages(ends=ends, step=step, count=left_over))
+                lacking = source if len(sends) < len(receives) else destination
+                unmatched.append(
+                    UnmatchedMessages(ends=ends, step=step, count=left_over, lacking=lacking)
+                )
                 sends, receives = _cut_alike(sent, sends, received, receives)
             timed = sent.messages.timed[sends] & received.messages.timed[receives]
             if not timed.all():
