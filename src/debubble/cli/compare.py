@@ -136,8 +136,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if failing:
         took_ns = min(
             (
-                *found.before.batch_latencies_s(found.basis),
-                *found.after.batch_latencies_s(found.basis),
+                *found.before.batch_latencies_s(found.bases[0]),
+                *found.after.batch_latencies_s(found.bases[1]),
             ),
             default=0.0,
         )
