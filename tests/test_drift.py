@@ -73,6 +73,8 @@ def test_one_wild_capture_is_no_alarm_and_spoils_no_reference():
     values = noise()
     values[5] = values[REFERENCE + 3] = 50.0
     assert first_alarm(values.tolist()) is None
+    track = followed(values[: REFERENCE + 4], Chart(sides="up"))
+    assert track.recent == track.level == pytest.approx(1.0, abs=0.01)
     values[60:] *= 1.1
     assert first_alarm(values.tolist()) <= 60 + STAYS
 

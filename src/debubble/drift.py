@@ -74,8 +74,9 @@ class Track:
 
     @property
     def recent(self) -> float | None:
-        """The level of these; None while the reference is gathered."""
-        return median(self.moving.values) if self.moving.values else self.level
+        """The level of these, where they are as many as an alarm takes; None while learning."""
+        values = self.moving.values
+        return median(values) if len(values) >= STAYS else self.level
 
 
 def advance(track: Track, value: float, chart: Chart, at: float = 0.0) -> Track:
