@@ -40,6 +40,7 @@ Rows = NDArray[np.intp]
 _LAUNCHES_KERNEL = re.compile(r"^(?!.*(?:Graph|Multi)).*Launch(?!HostFunc)")
 _CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
 _WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize")
+_NEVER = np.iinfo(np.int64).max
 _AGAIN = "record the rank again; if events were lost, record fewer steps"
 
 
@@ -251,14 +252,12 @@ def doubt_lost_events(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     rows = np.flatnonzero(kernels.launch >= 0)
     if not len(rows):
         return trace, None
-    _, stream = np.unique((kernels.device, kernels.stream), axis=1, return_inverse=True)
-    stream = stream.reshape(-1)
-    first = np.full(len(stream), np.iinfo(np.int64).max)
-    np.minimum.at(first, stream[rows], kernels.start_ns[rows])
-    known = np.zeros(len(trace.names), dtype=bool)
-    known[kernels.name[rows]] = True
-    orphans = (kernels.launch < 0) & known[kernels.name]
-    orphans &= kernels.start_ns > first[stream]
+    streams = kernels.device.astype(np.int64) * (1 << 32) + kernels.stream
+    called, first = np.unique(streams[rows], return_index=True)  # rows are sorted by start
+    place = np.minimum(np.searchsorted(called, streams), len(called) - 1)
+    began = np.where(called[place] == streams, kernels.start_ns[rows[first[place]]], _NEVER)
+    orphans = (kernels.launch < 0) & (kernels.start_ns > began)
+    orphans &= np.isin(kernels.name, kernels.name[rows])
     lost = _launches_without_kernel(trace)
     if not len(lost) and not orphans.any():
         return trace, None
