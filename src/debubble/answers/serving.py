@@ -18,7 +18,8 @@ from debubble.answers.ledger import (
 from debubble.ledger.causes import Cause
 from debubble.ledger.verdict import MATTERS
 from debubble.serving.account import StreamAccount, StreamSaving
-from debubble.serving.batches import Phase, phase_word
+from debubble.serving.batches import phase_word
+from debubble.timeline.turns import Phase
 from debubble.units import NS_PER_S, show_duration, show_percent, show_times
 
 

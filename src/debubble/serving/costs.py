@@ -21,9 +21,10 @@ from statistics import median
 
 import numpy as np
 
-from debubble.serving.batches import UNSEEN, Batches, Phase, pass_rows
+from debubble.serving.batches import UNSEEN, Batches, pass_rows
 from debubble.serving.queue import Queue
 from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
+from debubble.timeline.turns import Phase
 from debubble.timeline.work import Work, find_synchronisations, find_work
 from debubble.trace.columns import RankTrace
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from debubble.errors import NoFit
 from debubble.serving.account import StreamAccount
-from debubble.serving.batches import Phase
 from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
+from debubble.timeline.turns import Phase
 from debubble.trace.columns import RankTrace
 from debubble.units import show_percent
 

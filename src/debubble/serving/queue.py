@@ -109,7 +109,9 @@ def measure_queue(batches: Batches) -> Queue | None:
         turn[:, stage] = _turns(asked - before[:, stage], asked >= sent)
         told.append(int((asked >= sent).sum()))
     back = np.zeros(len(rows), dtype=np.int64)
-    slots, seen = batches.in_flight, batches.at_entry
+    # Those that wait in the first host, behind what holds it up, are not on the devices.
+    slots = batches.at_entry if batches.held_back else batches.in_flight
+    seen = batches.at_entry
     if slots is not None and seen is not None and max(slots, seen) < len(rows):
         if batches.first_sets_pace:  # how many it would let in does not show
             slots = min(max(slots, stages), len(rows) - 1)

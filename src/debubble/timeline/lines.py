@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from debubble.timeline.bubble import find_outside
+from debubble.timeline.meetings import crossing_work
 from debubble.timeline.memory import PassKernels, StagePasses, measure_memory, weight_share
 from debubble.timeline.model import (
     I64,
@@ -54,14 +55,16 @@ _OTHER = 255
 _FEW, _ENOUGH = 0.5, 4
 
 
-def without_bystanders(rank: RankRecord, assignment: Assignment) -> tuple[Assignment, Flags]:
+def without_bystanders(
+    rank: RankRecord, assignment: Assignment, members: tuple[int, ...]
+) -> tuple[Assignment, Flags]:
     """Take out of the passes what is launched in their midst and is no work of theirs.
 
     Gathers of sharded parameters and reductions of gradients run beside passes; copies of a batch
     to the device come before forward passes, whenever the host has them ready. Return also which
     work is such a gather or reduction: a collective of a data-parallel or sharded group. A group
     that nothing names is one if its collectives are in few of the passes: those that share a stage
-    run in every one.
+    run in every one. A collective among ranks of different stages, `members`, is a message.
     """
     work, group = rank.work, rank.work.group
     roles = [role_of(named) for named in rank.trace.groups]
@@ -76,6 +79,7 @@ def without_bystanders(rank: RankRecord, assignment: Assignment) -> tuple[Assign
                 data |= mine
     data &= work.collective
     beside = data | ((assignment.kind == PassKind.F) & work.upload)
+    beside |= crossing_work(rank.trace, work, members)
     found = Assignment(
         kind=np.where(beside, UNKNOWN, assignment.kind),
         stage=np.where(beside, UNKNOWN, assignment.stage),
@@ -133,6 +137,7 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     assignment: Assignment,
     data: Flags,
     *,
+    members: tuple[int, ...],
     stages: tuple[int, ...],
     place: tuple[int, int],
     offset: int,
@@ -147,22 +152,26 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     in_pass = assignment.kind >= 0
     busy = work.union(~work.collective)
     outside, named = find_outside(trace, work, in_pass, step)
+    crossing = crossing_work(trace, work, members)
+    outside = outside | crossing
+    issued = work.where(~crossing)
     calls = find_synchronisations(trace)
     return RankTimeline(
         rank=rank.rank,
         pipeline=pipeline,
         position=position,
+        members=members,
         stages=stages or (position,),
         busy=busy.shifted(offset),
         occupied=work.union(~outside).shifted(offset),
         apparent=apparent_of(trace, work).shifted(offset),
-        unissued=unissued_of(work).shifted(offset),
+        unissued=unissued_of(issued).shifted(offset),
         data_parallel=_exposed(rank, in_pass, data, busy).shifted(offset),
         synchronisations=replace(
             calls, start_ns=calls.start_ns + offset, end_ns=calls.end_ns + offset
         ),
         held_up=held_up_of(trace).shifted(offset),
-        synchronised=synchronised_of(work, calls).shifted(offset),
+        synchronised=synchronised_of(issued, calls).shifted(offset),
         clock_offset_ns=offset,
         set_up=find_set_up(rank),
         unfinished=find_unfinished(rank),
@@ -201,12 +210,17 @@ def _device_of(trace: RankTrace) -> dict[str, Any]:
 
 
 def stage_passes_of(
-    rank: RankRecord, assignment: Assignment, position: int, numbers: dict[str, int]
+    rank: RankRecord,
+    assignment: Assignment,
+    position: int,
+    numbers: dict[str, int],
+    shown: int | None = None,
 ) -> list[StagePasses]:
     """Return one forward and one backward pass of each stage of a rank, for its layers to be told.
 
     The second of the last step: the first may still warm something up, and adds to no gradients;
-    all others launch the same kernels. `numbers` gives names their numbers on all ranks.
+    all others launch the same kernels. `numbers` gives names their numbers on all ranks; `shown` is
+    the microbatch to take, where they differ.
     """
 
     def launched(kind: PassKind, stage: int) -> tuple[PassKernels, float | None] | None:
@@ -214,7 +228,7 @@ def stage_passes_of(
         mine &= ~rank.work.collective
         if not mine.any():
             return None
-        number = min(1, int(assignment.microbatch[mine].max()))
+        number = min(1, int(assignment.microbatch[mine].max())) if shown is None else shown
         last = int(rank.work_step[mine & (assignment.microbatch == number)].max(initial=-1))
         rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
         names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
