@@ -138,6 +138,10 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
     if account is None:
         return []
     noise = max(MATTERS, abs(account.replay_error or 0.0))
+    notes = analysis.server_notes
+    told = notes is not None and notes.slowdown is not None
+    # What the profiler itself may have made comes last, unless the server tells what it costs.
+    savings = sorted(account.savings, key=lambda one: (one.inflated and not told, -one.saved_ns))
     names = [rank.rank for rank in account.batches.ranks]
     return [
         NamedCause(
@@ -149,7 +153,7 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
             culprit_saved_s=None,
             sentence=_say(analysis, account, saving),
         )
-        for saving in account.savings
+        for saving in savings
         if saving.saved_fraction >= noise and account.shares()[saving.cause] > 0
     ]
 

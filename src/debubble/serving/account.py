@@ -32,7 +32,7 @@ from debubble.ledger.ledger import MOST_OFF, Wait
 from debubble.ledger.model import Culprit, Example
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
-from debubble.serving.queue import Queue, measure_queue, with_slots
+from debubble.serving.queue import Queue, measure_queue, with_slots, without_broadcasts
 from debubble.timeline.bubble import turn_of
 from debubble.timeline.model import I64, Intervals, split
 from debubble.timeline.work import AT_ONCE_NS
@@ -476,7 +476,7 @@ class _Waits:
             else:
                 unissued = True
                 pieces = self.follow(place, following, at, until)
-            for piece in pieces:
+            for piece in (part for found in pieces for part in self._handed_over(found)):
                 if piece.what == "pass":
                     yield from self._cut_pass(piece, following, longest)
                 elif piece.what == "host" and not unissued and not piece.behind:
@@ -484,6 +484,19 @@ class _Waits:
                 else:
                     yield piece, _OF_WHAT[piece.what]
             at = until
+
+    def _handed_over(self, piece: Piece) -> Iterator[Piece]:
+        """Follow a host that stands in a send to the next host until that one takes it."""
+        if piece.what != "host" or piece.stage + 1 >= self.stages:
+            yield piece
+            return
+        over = self._b.ranks[piece.stage].handing_over
+        for begin, end, stands in split(over, piece.begin, piece.end):
+            cut = piece._replace(begin=begin, end=end)
+            if stands:
+                yield from self._handed_over(cut._replace(stage=piece.stage + 1))
+            else:
+                yield cut
 
     def _cut_pass(
         self, piece: Piece, following: int, longest: int | None
@@ -559,6 +572,7 @@ def _savings(
         median[phase == one] = np.median(queue.length[phase == one], axis=0)
     equal = median.mean(axis=1, keepdims=True)
     longest = int(median.mean(axis=0).argmax())
+    held, released = batches.held_back, without_broadcasts(batches, queue)
     gaps = queue.length - queue.busy
     slowest_host = int(np.median(gaps + queue.turn, axis=0).argmax())
     alike = median.mean(axis=0, keepdims=True)  # what a stage takes, whichever phase
@@ -597,16 +611,22 @@ def _savings(
                 queue,
                 length=queue.busy,
                 turn=np.zeros_like(queue.turn),
-                begin=np.zeros_like(queue.begin),
-                lag=np.zeros_like(queue.lag),
+                begin=queue.begin - released.begin if held else np.zeros_like(queue.begin),
+                lag=queue.lag - released.lag if held else np.zeros_like(queue.lag),
             ),
             slowest_host,
             None,
         ),
     ]
-    if queue.in_flight is not None:
-        slots = queue.in_flight
-        remedies.append((Cause.IN_FLIGHT, lambda: with_slots(queue, 2 * slots), None, None))
+    slots = queue.in_flight
+    if slots is not None and held:
+        remedies.append((Cause.TOKEN_BROADCAST, lambda: released, None, None))
+    elif slots is not None and batches.starved:
+        filled = with_slots(queue, batches.stages)
+        remedies.append((Cause.NO_WORK, lambda: filled, None, None))
+    elif slots is not None:
+        doubled = with_slots(queue, 2 * slots)
+        remedies.append((Cause.IN_FLIGHT, lambda: doubled, None, None))
     if slow:
         remedies.append((Cause.SLOW_LINK, lambda: replace(queue, wire=repaired), None, slow[0]))
     now = queue.turn_ns()

@@ -113,6 +113,23 @@ class Batches:
         return self.empty_turns > 0 and self.in_flight is not None and self.in_flight < self.stages
 
     @property
+    def groups(self) -> int | None:
+        """How many batches take turns, each with its own requests: of the scheduler's turns, those
+        that have any. A scheduler that runs ahead has the next turn of a group out with it.
+        """  # noqa: D205 (one sentence)
+        if not self.turn_known or self.in_flight is None:
+            return self.in_flight
+        most = min(self.in_flight, len(self) // 2)
+        periods = {self.stages, self.stages + 1, self.in_flight} - {0}
+        rounds = {max(1, round(turns * (1 - self.empty_turns))) for turns in periods}
+        apart = {
+            count: float(np.abs(self.tokens[count:] - self.tokens[:-count]).mean())
+            for count in sorted(rounds)
+            if count <= max(most, 1) and len(self) > count
+        }
+        return min(apart, key=lambda count: apart[count], default=self.in_flight)
+
+    @property
     def held_back(self) -> bool:
         """Whether the scheduler keeps more under way than the devices: the rest waits in hosts."""
         return self.turn_known and (self.at_entry or 0) < (self.in_flight or 0)

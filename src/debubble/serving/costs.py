@@ -89,6 +89,8 @@ class PhaseCosts:
     device_ns: float
     attention_ns: float
     """Of the device's, what grows with the context."""
+    token_ns: float
+    """Of the device's, for each token more in the batch, as batches of several sizes show it."""
     program: Program | None
 
 
@@ -105,6 +107,9 @@ class Costs:
     turn_ns: tuple[tuple[float, float], ...]
     """Of each stage's host, from the end of a pass to its next: after decode, after a prompt."""
     back_ns: float
+    on_device: int | None
+    """Batches that the devices take at once where a broadcast of sampled tokens holds the next one
+    up; None where nothing does."""
     layers: tuple[int, ...] | None
     rest_share: tuple[float, ...]
     """Of each stage's pass, what is not of its layers."""
@@ -165,6 +170,7 @@ def measure_costs(
         wire_ns=((0.0, 0.0), *wires),
         turn_ns=_turns(batches, with_prompts, back_ns),
         back_ns=back_ns,
+        on_device=batches.at_entry if batches.held_back else None,
         layers=layers,
         rest_share=rest,
         spread=(_spread(batches, batches.phase == Phase.DECODE), _spread(batches, with_prompts)),
@@ -257,10 +263,18 @@ def _phase_costs(
                 length_ns=float(np.median(length[rows, stage])),
                 device_ns=float(np.median(batches.busy[rows, stage])),
                 attention_ns=attention,
+                token_ns=_slope(batches.tokens[rows], batches.busy[rows, stage]),
                 program=program,
             )
         )
     return tuple(found)
+
+
+def _slope(tokens: I64, device_ns: I64) -> float:
+    """Return what a token more takes, by least squares; nothing where all batches have one size."""
+    apart = tokens - tokens.mean()
+    square = float((apart * apart).sum())
+    return max(float((apart * device_ns).sum()) / square, 0.0) if square else 0.0
 
 
 def _read_program(
@@ -373,14 +387,18 @@ def _device(
     of_prompt, of_rows = grown
     decode = costs.decode[stage]
     rest = decode.device_ns - decode.attention_ns
-    attention = decode.attention_ns * of_rows * rows / max(decode.tokens, 1.0)
+    more = rows - decode.tokens
+    # Where decode ran in several sizes they tell what a request more takes, its attention too.
+    each = 1.0 if decode.token_ns else rows / max(decode.tokens, 1.0)
+    attention = decode.attention_ns * of_rows * each
     if costs.prompts is None:
-        return rest + attention
+        return rest + attention + decode.token_ns * more
     prompts = costs.prompts[stage]
     slope = (prompts.device_ns - prompts.attention_ns - rest) / max(
         prompts.tokens - decode.tokens, 1.0
     )
-    rest += max(slope, 0.0) * (prompt_tokens + rows - decode.tokens)
+    slope = max(slope, 0.0)
+    rest += slope * prompt_tokens + (decode.token_ns or slope) * more
     chunk = max(prompts.tokens - decode.tokens, 1.0)
     own = max(prompts.attention_ns - decode.attention_ns, 0.0)
     return max(rest, 0.0) + attention + own * of_prompt * prompt_tokens / chunk

@@ -13,6 +13,7 @@ import numpy as np
 
 from debubble.errors import NoFit
 from debubble.serving.account import StreamAccount
+from debubble.serving.batches import Batches
 from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
@@ -41,6 +42,8 @@ _NOISE = 0.08
 # How many times as quick hosts may be without the profiler, where no metrics tell: on our engine
 # they were 2.0 and 2.5 times.
 WITHOUT_PROFILER = 3.0
+# Tokens of an answer where nothing tells; without prompts it changes nothing.
+_ANSWER = 64
 # What gains less is not worth a restart.
 _WORTH = 0.02
 _NEARLY = 0.9
@@ -59,6 +62,8 @@ class ServerModel:
     traffic: Traffic
     setting: Setting
     pace: Pace
+    engine: str | None
+    """Whose labels the batches have."""
     as_is: ServerRates
     off: float
     """How far the model is from what was measured."""
@@ -138,8 +143,14 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
             "no batch that only decodes was captured: what a token takes is not known",
             hint="capture longer, with record_shapes=True",
         )
-    setting = Setting(in_flight=queue.in_flight or 1, chunk=costs.chunk)
-    if traffic is None:
+    setting = Setting(in_flight=batches.groups or queue.in_flight or 1, chunk=costs.chunk)
+    decodes = costs.prompts is None and traffic is None
+    if decodes:
+        # What the server did before and after was of prompts too: of answers alone, batches tell.
+        requests = _requests_under_way(batches, setting.in_flight)
+        traffic = Traffic(clients=requests, prompts=((0, 1.0),), output=_ANSWER)
+        tokens_out_per_s = None
+    elif traffic is None:
         traffic = _traffic(account, costs, setting, requests_running, tokens_in_out)
         if requests_waiting and requests_waiting >= 1:
             # More come than batches take: those that run are as many as they may take.
@@ -178,12 +189,21 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
         traffic=traffic,
         setting=setting,
         pace=pace,
+        engine=batches.ranks[0].parallelism.framework if batches.turn_known else None,
         as_is=as_is,
         off=off,
         quick=None
         if tokens_out_per_s is not None
         else serve(costs, traffic, setting, Pace(hosts=WITHOUT_PROFILER), traffic.prompt),
     )
+
+
+def _requests_under_way(batches: Batches, groups: int) -> int:
+    """Return how many requests decode at once: those of as many batches as take turns."""
+    rows = batches.rows[batches.rows > 0]
+    if not len(rows):
+        return groups
+    return max(1, round(float(rows.mean()) * groups))
 
 
 def _queue_of(account: StreamAccount) -> Queue:
@@ -225,7 +245,7 @@ def _traffic(
             clients=clients, prompts=((max(1, round(into)), 1.0),), output=max(2, round(out))
         )
     if not mixed:
-        return Traffic(clients=clients, prompts=((0, 1.0),), output=64)
+        return Traffic(clients=clients, prompts=((0, 1.0),), output=_ANSWER)
     # Each request has one batch with its prompt among those that answer it.
     output = max(2, round(clients / setting.in_flight / mixed))
     return Traffic(clients=clients, prompts=((setting.chunk, 1.0),), output=output)
@@ -322,6 +342,8 @@ def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[Server
     slots = {max(1, round(now.in_flight * times)) for times in _TIMES}
     slots |= {costs.stages, costs.stages + 1, 2 * costs.stages}
     settings = [replace(now, in_flight=count) for count in sorted(slots - {now.in_flight})]
+    if model.engine is not None:  # its scheduler sends out as many as there are stages
+        settings = []
     if costs.prompts is not None:
         longest = max(length for length, _ in model.traffic.prompts)
         chunks = {max(16, round(now.chunk * times / 16) * 16) for times in _TIMES}

@@ -137,6 +137,33 @@ def measure_queue(batches: Batches) -> Queue | None:
     )
 
 
+def without_broadcasts(batches: Batches, queue: Queue) -> Queue:
+    """Return the queue with sends, receives and passes that no broadcast of tokens holds up.
+
+    Then as many are under way as the scheduler sends out, and hosts set the pace where they take
+    longer than their devices: from a batch's message, or its turn, to when they pass it on.
+    """
+    rows = np.flatnonzero(np.isin(batches.start[:, 0], queue.entered))
+    start, end = batches.start[rows], batches.end[rows]
+    issued, posted = batches.issued[rows], batches.posted[rows]
+    passed_on, received = batches.send_issued[rows], batches.received[rows]
+    there = np.where(posted != UNSEEN, batches.arrived[rows], start)
+    sent = np.concatenate((np.full((len(rows), 1), UNSEEN), batches.sent[rows, :-1]), axis=1)
+    came = np.where(posted != UNSEEN, posted, batches.turn[rows][:, None])
+    known = (passed_on != UNSEEN) & (came != UNSEEN)
+    takes = np.where(known, passed_on - came, 0)
+    return replace(
+        queue,
+        in_flight=max(batches.in_flight or 1, queue.in_flight or 1),
+        lag=np.clip(np.where(known, passed_on - end, 0), 0, queue.lag),
+        wire=np.clip(there - np.maximum(sent, received), 0, queue.wire),
+        begin=np.clip(issued - there, 0, queue.begin),
+        turn=np.maximum(queue.turn, takes - queue.length),
+        back=np.zeros_like(queue.back),
+        entered=np.full(len(queue), queue.entered[0]),
+    )
+
+
 def _turns(taken: I64, told: Flags) -> I64:
     """Keep what held a batch up; else it took no longer than the quickest of those do."""
     shown = taken[told] if told.sum() >= _FEW else taken

@@ -114,6 +114,7 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
     layers = setting.layers or (None,) * costs.stages
     free = [0.0] * costs.stages
     landed = [0.0] * slots
+    ended: list[float] = []
     flying: list[tuple[_Request | None, int, list[_Request]] | None] = [None] * slots
     out = into = held = 0
     rounds: list[tuple[float, int, int, int]] = []
@@ -151,6 +152,8 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
         grown = _grown(prompting, tokens, answered, recorded_prompt, costs.chunk)
         phase = int(tokens > 0)
         at = max(free[0] + turns[0], now + back)
+        if costs.on_device is not None and number >= costs.on_device:
+            at = max(at, ended[number - costs.on_device] + back)
         for stage in range(costs.stages):
             if stage:
                 wire = wire_ns(costs, stage, tokens + len(answered), setting.repaired)
@@ -167,6 +170,7 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
             spread = costs.spread[phase]
             at += taken_ns * spread[(number * costs.stages + stage) % len(spread)]
             free[stage] = at
+        ended.append(at)
         landed[slot], flying[slot] = at, (prompting, tokens, answered)
         held = max(held, sum(one.done + one.out for each in groups for one in each))
     if len(rounds) < 2:

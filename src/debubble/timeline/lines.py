@@ -26,7 +26,9 @@ from debubble.timeline.model import (
     RankCollectives,
     RankTimeline,
     Role,
+    no_intervals,
     role_of,
+    union_of,
     without,
 )
 from debubble.timeline.passes import Assignment
@@ -38,6 +40,7 @@ from debubble.timeline.work import (
     find_carried_out,
     find_synchronisations,
     held_up_of,
+    names_like,
     number_passes,
     synchronised_of,
     unissued_of,
@@ -50,6 +53,7 @@ _KINDS = (
     (re.compile(r"all_?gather", re.IGNORECASE), CollectiveKind.ALL_GATHER),
     (re.compile(r"all_?reduce", re.IGNORECASE), CollectiveKind.ALL_REDUCE),
 )
+_HOST_SEND = re.compile(r"^gloo:send$")
 _OTHER = 255
 # Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
 _FEW, _ENOUGH = 0.5, 4
@@ -177,11 +181,22 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
         unfinished=find_unfinished(rank),
         memory=measure_memory(trace, work, assignment, step),
         outside=tuple((name, intervals.shifted(offset)) for name, intervals in named),
+        handing_over=_handing_over(trace).shifted(offset),
         collectives=_collectives_of(rank, busy, assignment.kind == PassKind.F, offset),
         file=trace.file,
         base_ns=trace.header.base_time_ns,
         **_device_of(trace),
     )
+
+
+def _handing_over(trace: RankTrace) -> Intervals:
+    """Return when a host whose messages go by device stood in a send of gloo: a batch's shapes."""
+    annotations = trace.annotations
+    if not len(trace.kernels):
+        return no_intervals()
+    rows = names_like(trace, _HOST_SEND)[annotations.name] & (annotations.stream < 0)
+    start = annotations.start_ns[rows]
+    return union_of(start, start + annotations.duration_ns[rows])
 
 
 def _exposed(rank: RankRecord, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:

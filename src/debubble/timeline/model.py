@@ -509,6 +509,8 @@ class RankTimeline:
     """What it reduces and gathers with others, where it does."""
     meetings: Meetings = field(default_factory=no_meetings)
     """Its collectives with ranks of other stages."""
+    handing_over: Intervals = field(default_factory=no_intervals)
+    """When its host stood in a send to another host, which ends when that one takes it."""
     turns: Turns | None = None
     """Those of its scheduler, where an engine labels them."""
     timers: bool = False
