@@ -130,6 +130,18 @@ class Batches:
         return min(apart, key=lambda count: apart[count], default=self.in_flight)
 
     @property
+    def round(self) -> tuple[int, ...]:
+        """Requests of the batches that take turns, where each round is as the one before it: no
+        request began or ended. Nothing where rounds differ.
+        """  # noqa: D205 (one sentence)
+        count, rows = self.groups, self.rows
+        if not self.turn_known or not count or len(rows) < 2 * count:
+            return ()
+        if (rows <= 0).any() or (rows[count:] != rows[:-count]).any():
+            return ()
+        return tuple(rows[:count].tolist())
+
+    @property
     def held_back(self) -> bool:
         """Whether the scheduler keeps more under way than the devices: the rest waits in hosts."""
         return self.turn_known and (self.at_entry or 0) < (self.in_flight or 0)

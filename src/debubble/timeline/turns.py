@@ -53,7 +53,9 @@ class Turns:
     """The turns that a rank's host took, in their order; -1 where a label tells no number."""
 
     begin_ns: I64
-    """When the label began, on the rank's own clock."""
+    """When the label began, on the rank's own clock until it is `laid` on the common one."""
+    end_ns: I64
+    """When it ended: by then its kernels are launched."""
     prompt_tokens: I64
     rows: I64
     """Requests that it decodes for."""
@@ -66,7 +68,12 @@ class Turns:
     def laid(self, offset_ns: int, before: int) -> Turns:
         """Return them on the common clock, with batches counted as the pipeline counts them."""
         number = np.where(self.empty, UNKNOWN, self.number + before)
-        return replace(self, begin_ns=self.begin_ns + offset_ns, number=number)
+        return replace(
+            self,
+            begin_ns=self.begin_ns + offset_ns,
+            end_ns=self.end_ns + offset_ns,
+            number=number,
+        )
 
     @property
     def tokens(self) -> I64:
@@ -111,6 +118,7 @@ def find_turns(trace: RankTrace) -> Turns | None:
     empty = (prompt_tokens == 0) & (decoded == 0)
     return Turns(
         begin_ns=annotations.start_ns[rows],
+        end_ns=annotations.start_ns[rows] + annotations.duration_ns[rows],
         prompt_tokens=prompt_tokens,
         rows=decoded,
         phase=phase,
