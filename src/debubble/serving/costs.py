@@ -110,6 +110,8 @@ class Costs:
     on_device: int | None
     """Batches that the devices take at once where a broadcast of sampled tokens holds the next one
     up; None where nothing does."""
+    held_ns: float
+    """From the end of that batch to the start of the message that stood behind its tokens."""
     layers: tuple[int, ...] | None
     rest_share: tuple[float, ...]
     """Of each stage's pass, what is not of its layers."""
@@ -171,6 +173,7 @@ def measure_costs(
         turn_ns=_turns(batches, with_prompts, back_ns),
         back_ns=back_ns,
         on_device=batches.at_entry if batches.held_back else None,
+        held_ns=float(np.median(queue.lag[:, 0])) if queue.held else 0.0,
         layers=layers,
         rest_share=rest,
         spread=(_spread(batches, batches.phase == Phase.DECODE), _spread(batches, with_prompts)),
@@ -183,7 +186,11 @@ def _wire(wire: I64, tokens: I64, sizes: tuple[float, float]) -> tuple[float, fl
     small = wire[tokens <= max(2 * decoded, float(np.min(tokens)))]
     large = wire[tokens > (decoded + prompts) / 2]
     least, a_token = float(np.median(small)), 0.0
-    if prompts > decoded and large.size:
+    if not prompts:
+        # Decode alone, in several sizes: one after another, slow ones count with the others.
+        a_token = _slope(tokens, wire)
+        least = float(wire.mean()) - a_token * (float(tokens.mean()) - decoded)
+    elif prompts > decoded and large.size:
         a_token = max(float(np.median(large)) - least, 0.0) / (prompts - decoded)
     return least - a_token * decoded, a_token
 
@@ -207,7 +214,7 @@ def _turns(
             told = (asked >= batches.sent[now, stage - 1]) & (batches.posted[now, stage] != UNSEEN)
         else:
             asked = batches.start[now, 0]
-            slots = batches.in_flight or 1
+            slots = (batches.at_entry if batches.held_back else batches.in_flight) or 1
             left = batches.end[np.maximum(now - slots, 0), -1]
             told = (now >= slots) & (left < free) & (left != UNSEEN)
         shown += [

@@ -17,6 +17,7 @@ from debubble.serving.batches import Batches
 from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
+from debubble.timeline.model import I64
 from debubble.timeline.turns import Phase
 from debubble.trace.columns import RankTrace
 from debubble.units import show_percent
@@ -278,10 +279,17 @@ def _played_off(account: StreamAccount, queue: Queue, costs: Costs) -> tuple[flo
         turn=np.rint(turn[np.maximum(rows - 1, 0)]).astype(np.int64),
         wire=np.rint(wire[rows]).astype(np.int64),
         begin=np.zeros_like(queue.begin),
-        lag=np.zeros_like(queue.lag),
+        lag=_held_lag(queue, costs),
         back=np.full(len(queue), round(costs.back_ns)),
     )
     return float(missed), played.turn_ns() / (account.turn_ns or 1.0) - 1
+
+
+def _held_lag(queue: Queue, costs: Costs) -> I64:
+    """Return what messages wait for beyond a batch whose tokens held them up."""
+    lag = np.zeros_like(queue.lag)
+    lag[:, 0] = round(costs.held_ns)
+    return lag
 
 
 def predict(

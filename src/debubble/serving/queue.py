@@ -40,6 +40,9 @@ class Queue:
     """Of each batch: from the end of the one that held its slot to its own start."""
     entered: I64
     """When each batch entered in the recording; what holds it without a slot."""
+    held: bool = False
+    """A message leaves the first stage when the batch before has been sampled, no sooner: it stands
+    behind the broadcast of its tokens."""
     opened: I64
     """When each stage could take the first batch: it may have been at work on those before."""
 
@@ -64,6 +67,9 @@ class Queue:
             for stage in range(stages):
                 if stage:
                     there = at + row_lag[stage - 1]
+                    if self.held and stage == 1 and batch:
+                        sampled = int(end[batch - 1, -1])
+                        there = max(at, sampled) + row_lag[0]
                     asked = free[stage] + row_turn[stage] if batch else opened[stage]
                     at = max(there, asked) + row_wire[stage] + row_begin[stage]
                 start[batch, stage] = at
@@ -102,7 +108,10 @@ def measure_queue(batches: Batches) -> Queue | None:
         sent = np.where(known, sent, end[:, stage - 1])
         posted = np.where(known, posted, sent)
         there = np.where(known, np.minimum(there, start[:, stage]), start[:, stage])
-        lag[:, stage - 1] = np.maximum(sent - end[:, stage - 1], 0)
+        ready = end[:, stage - 1]
+        if batches.held_back and stage == 1:
+            ready = np.maximum(ready, before[:, -1])
+        lag[:, stage - 1] = np.maximum(sent - ready, 0)
         asked = np.maximum(posted, before[:, stage])
         wire[:, stage] = np.maximum(there - np.maximum(sent, asked), 0)
         begin[:, stage] = start[:, stage] - there
@@ -132,6 +141,7 @@ def measure_queue(batches: Batches) -> Queue | None:
         begin=begin,
         lag=lag,
         back=back,
+        held=batches.held_back,
         entered=start[:, 0].copy(),
         opened=start[0] - begin[0],
     )
@@ -155,7 +165,8 @@ def without_broadcasts(batches: Batches, queue: Queue) -> Queue:
     return replace(
         queue,
         in_flight=max(batches.in_flight or 1, queue.in_flight or 1),
-        lag=np.clip(np.where(known, passed_on - end, 0), 0, queue.lag),
+        held=False,
+        lag=np.maximum(np.where(known, passed_on - end, 0), 0),
         wire=np.clip(there - np.maximum(sent, received), 0, queue.wire),
         begin=np.clip(issued - there, 0, queue.begin),
         turn=np.maximum(queue.turn, takes - queue.length),

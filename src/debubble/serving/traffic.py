@@ -156,6 +156,8 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
             at = max(at, ended[number - costs.on_device] + back)
         for stage in range(costs.stages):
             if stage:
+                if stage == 1 and costs.on_device is not None and number:
+                    at = max(at, ended[number - 1]) + costs.held_ns
                 wire = wire_ns(costs, stage, tokens + len(answered), setting.repaired)
                 at = max(at, free[stage] + turns[stage]) + wire
             taken_ns, turns[stage] = pass_ns(
