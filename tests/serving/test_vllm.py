@@ -1,5 +1,6 @@
 """Captures of vLLM, unmodified, against counts of their events that share no code with debubble."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from support.vllm_count import Count
 
 import debubble
+from debubble.answers.server_plan import ServerQuestion, answer_server_plan
+from debubble.timeline.turns import Phase
 
 SHIPPED = Path(__file__).parents[1] / "data" / "vllm"
 SHARED = Path(__file__).parents[3] / "shared" / "recordings" / "vllm"
@@ -86,4 +89,59 @@ def test_the_long_stage_is_named(run, answer):
     assert max(range(4), key=decode.device_s.__getitem__) == 3
     worst = next(one for one in answer.ledger.culprits if one.cause == "imbalance")
     assert worst.stage == 3
+    assert "until stage 3 has sampled (it computes 3." in answer.named[0].sentence
     assert json.loads((run[2] / "truth.json").read_text())["env"]["VLLM_PP_LAYER_PARTITION"]
+
+
+def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
+    name, analysis, folder = run
+    if folder.parent == SHIPPED and name == "pp4_eager":
+        pytest.skip("seven batches are too few")
+    plan = answer_server_plan(analysis, ServerQuestion())
+    assert any("decode alone" in line for line in plan.assumptions)
+    assert plan.traffic.prompts == [[0.0, 1.0]]
+    rows = analysis.stream.batches.rows
+    span = analysis.stream.length_ns / 1e9
+    measured = analysis.pipeline.stream.batches_per_s * rows[rows > 0].mean()
+    assert span > 0
+    assert plan.as_is.tokens_out_per_s == pytest.approx(measured, rel=0.15)
+    if name == "pp4_split":
+        [even] = [option for option in plan.options if option.setting.layers == [8, 8, 8, 8]]
+        # In steady traffic clients saw 577 tokens a second with 6,6,6,14 and 575 with 8,8,8,8.
+        assert even.gain_fraction == pytest.approx(575 / 577 - 1, abs=0.1)
+
+
+def test_labels_and_sizes_tell_the_same_of_an_engine(tmp_path):
+    """The lab's engine writes no labels: put on, they change no figure."""
+    plain = debubble.analyse(SHIPPED.parent / "serving" / "k4")
+    batches = plain.stream.batches
+    for place, rank in enumerate(batches.ranks):
+        with gzip.open(rank.file) as file:
+            trace = json.load(file)
+        host = next(e for e in trace["traceEvents"] if e.get("name", "").startswith("c10d"))
+        for batch, tokens in enumerate(batches.tokens.tolist()):
+            begin, posted = batches.issued[batch, place], batches.posted[batch, place]
+            begin = max(posted + 1000, begin - 20_000) if place and posted > 0 else begin
+            prompts = 512 if batches.phase[batch] == Phase.MIXED else 0
+            label = f"execute_context_{prompts // 512}({prompts})_generation_{tokens - prompts}"
+            trace["traceEvents"].append(
+                {
+                    "ph": "X",
+                    "cat": "user_annotation",
+                    "name": f"{label}({tokens - prompts})",
+                    "pid": host["pid"],
+                    "tid": host["tid"],
+                    "ts": rank.stamp_us(int(begin) - 200),
+                    "dur": 0.1,
+                    "args": {},
+                }
+            )
+        with gzip.open(tmp_path / Path(rank.file).name, "wt", compresslevel=1) as file:
+            json.dump(trace, file)
+    labelled = debubble.analyse(tmp_path)
+    assert labelled.stream.batches.labelled
+    assert not plain.stream.batches.labelled
+    assert labelled.stream.batches.tokens.tolist() == batches.tokens.tolist()
+    assert labelled.stream.batches.phase.tolist() == batches.phase.tolist()
+    for cause, share in plain.stream.shares().items():
+        assert labelled.stream.shares()[cause] == pytest.approx(share, abs=0.002)

@@ -20,6 +20,7 @@ from debubble.ledger.verdict import MATTERS
 from debubble.serving.account import StreamAccount, StreamSaving
 from debubble.serving.batches import phase_word
 from debubble.serving.hosts import measure_hosts
+from debubble.serving.plan import WITHOUT_PROFILER
 from debubble.timeline.turns import Phase
 from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_times
 
@@ -257,8 +258,15 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
     noise = max(MATTERS, abs(account.replay_error or 0.0))
     notes = analysis.server_notes
     told = notes is not None and notes.slowdown is not None
-    # What the profiler itself may have made comes last, unless the server tells what it costs.
-    savings = sorted(account.savings, key=lambda one: (one.inflated and not told, -one.saved_ns))
+    # What the profiler itself may have made comes last, unless the server tells what it costs; of
+    # an engine whose turns show what its hosts do, it counts as little as quick hosts leave of it.
+    shown = account.batches.turn_known
+
+    def weight(saving: StreamSaving) -> tuple[bool, float]:
+        unsure = saving.inflated and not told
+        return unsure and not shown, -saving.saved_ns / (WITHOUT_PROFILER if unsure else 1.0)
+
+    savings = sorted(account.savings, key=weight)
     names = [rank.rank for rank in account.batches.ranks]
     return [
         NamedCause(
@@ -293,6 +301,8 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} an equal share"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
+    elif saving.cause is Cause.TOKEN_BROADCAST:
+        who = about.blames + _of_longest(analysis, account)
     elif saving.cause is Cause.NO_WORK:
         requests = sum(batches.round) or batches.in_flight or 0
         who = (
@@ -316,6 +326,22 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         hop = f"hop {most.hop[0]} → {most.hop[1]}" if most and most.hop else "some hop"
         who = about.blames.format(rank=rank, hop=hop, setting="")
     return f"{who}; {about.remedied} would save {buys}"
+
+
+def _of_longest(analysis: Analysis, account: StreamAccount) -> str:
+    """Say for whose passes they mostly stand there."""
+    most = next((one for one in account.culprits if one.cause is Cause.TOKEN_BROADCAST), None)
+    parts = answer_phases(account)
+    if most is None or most.stage is None or not parts:
+        return ""
+    part = max(parts, key=lambda phase: phase.batches)
+    takes, layers = part.device_s[most.stage], analysis.layers_of(most.stage)
+    told = f", {layers} layers" if layers is not None else ""
+    return (
+        f", most until stage {most.stage} has sampled (it computes "
+        f"{show_duration(round(takes * NS_PER_S))} a {part.phase} batch, "
+        f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{told})"
+    )
 
 
 def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys: str) -> str:

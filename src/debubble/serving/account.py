@@ -133,7 +133,8 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
     waits = _Waits(batches)
     queue = measure_queue(batches)
     turn = _measured_turn(batches, queue)
-    longest = _bottleneck(waits, queue)
+    # Where a broadcast of tokens holds the next batch up, no stage sets the pace.
+    longest = None if batches.held_back else _bottleneck(waits, queue)
     spent: defaultdict[tuple[int, Cause], int] = defaultdict(int)
     blamed: defaultdict[tuple[Cause, int, Hop | None], list[Example]] = defaultdict(list)
     waited: defaultdict[tuple[Cause, int, Hop | None], int] = defaultdict(int)
@@ -510,7 +511,7 @@ class _Waits:
         held_up = Cause.IN_FLIGHT if longest is None else Cause.IMBALANCE
         if self._b.starved:
             held_up = Cause.NO_WORK
-        elif piece.behind or (longest is None and self._b.held_back):
+        elif piece.behind or self._b.held_back:
             held_up = Cause.TOKEN_BROADCAST
         cuts = (
             (began + round(min(self._equal[before], equal)), held_up),
@@ -611,7 +612,9 @@ def _savings(
                 queue,
                 length=queue.busy,
                 turn=np.zeros_like(queue.turn),
-                begin=np.maximum(queue.begin - released.begin, 0) if held else np.zeros_like(queue.begin),
+                begin=np.maximum(queue.begin - released.begin, 0)
+                if held
+                else np.zeros_like(queue.begin),
                 lag=np.maximum(queue.lag - released.lag, 0) if held else np.zeros_like(queue.lag),
             ),
             slowest_host,

@@ -36,6 +36,8 @@ _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
 # Passes of one phase differ by this much at most; what is beyond is the profiler's.
 _MOST_SPREAD = (0.5, 2.0)
+# Batches of one size differ by a few tokens, which tell nothing of what a token takes.
+_TWICE = 2
 # A turn of a host that so many batches show is what it takes.
 _FEW = 4
 
@@ -278,7 +280,9 @@ def _phase_costs(
 
 
 def _slope(tokens: I64, device_ns: I64) -> float:
-    """Return what a token more takes, by least squares; nothing where all batches have one size."""
+    """Return what a token more takes, by least squares; nothing where no batch is twice another."""
+    if not len(tokens) or tokens.max() < _TWICE * max(int(tokens.min()), 1):
+        return 0.0
     apart = tokens - tokens.mean()
     square = float((apart * apart).sum())
     return max(float((apart * device_ns).sum()) / square, 0.0) if square else 0.0
@@ -401,13 +405,13 @@ def _device(
     if costs.prompts is None:
         return rest + attention + decode.token_ns * more
     prompts = costs.prompts[stage]
-    slope = (prompts.device_ns - prompts.attention_ns - rest) / max(
-        prompts.tokens - decode.tokens, 1.0
-    )
-    slope = max(slope, 0.0)
-    rest += slope * prompt_tokens + (decode.token_ns or slope) * more
     chunk = max(prompts.tokens - decode.tokens, 1.0)
     own = max(prompts.attention_ns - decode.attention_ns, 0.0)
+    slope = (prompts.device_ns - prompts.attention_ns - rest) / chunk
+    if prompts.token_ns:
+        slope = prompts.token_ns - own / chunk
+    slope = max(slope, 0.0)
+    rest += slope * prompt_tokens + (decode.token_ns or slope) * more
     return max(rest, 0.0) + attention + own * of_prompt * prompt_tokens / chunk
 
 

@@ -125,7 +125,7 @@ class ServerOption:
         return "no" if self.high < 1 + _WORTH else "maybe"
 
 
-def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument each)
+def model_server(  # noqa: C901, PLR0913 (what the traces may not tell, one argument each)
     account: StreamAccount,
     traces: Sequence[RankTrace],
     *,
@@ -145,11 +145,12 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
             hint="capture longer, with record_shapes=True",
         )
     setting = Setting(in_flight=batches.groups or queue.in_flight or 1, chunk=costs.chunk)
-    decodes = costs.prompts is None and traffic is None
-    if decodes:
+    if batches.turn_known and costs.prompts is not None:
+        prompts = batches.tokens - np.maximum(batches.rows, 0)
+        setting = replace(setting, chunk=int(prompts.max()), together=True)
+    if traffic is None and costs.prompts is None:
         # What the server did before and after was of prompts too: of answers alone, batches tell.
-        requests = _requests_under_way(batches, setting.in_flight)
-        traffic = Traffic(clients=requests, prompts=((0, 1.0),), output=_ANSWER)
+        traffic = _decoding(batches, setting)
         tokens_out_per_s = None
     elif traffic is None:
         traffic = _traffic(account, costs, setting, requests_running, tokens_in_out)
@@ -163,15 +164,16 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
             "no batch with a prompt was captured: what prompts take is not known",
             hint="capture longer: some prompts must fall into it",
         )
-    pace = Pace()
-    if tokens_out_per_s is not None:
-        found = calibrate(costs, traffic, setting, tokens_out_per_s)
-        if found is None:
+    found = tokens_out_per_s and calibrate(costs, traffic, setting, tokens_out_per_s)
+    if tokens_out_per_s and found is None:
+        if not batches.turn_known:
             raise NoFit(
                 "no pace of hosts lands on what the server did without the profiler",
                 hint="state the traffic that it had then: --load 'clients=32 prompt=512 output=48'",
             )
-        pace = found
+        # What holds its batches up is not its hosts' pace: figures stay those under the profiler.
+        tokens_out_per_s = None
+    pace = found or Pace()
     as_is = serve(costs, traffic, setting, pace, traffic.prompt)
     off = missed = 0.0
     if tokens_out_per_s is None:
@@ -199,12 +201,12 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
     )
 
 
-def _requests_under_way(batches: Batches, groups: int) -> int:
-    """Return how many requests decode at once: those of as many batches as take turns."""
+def _decoding(batches: Batches, setting: Setting) -> Traffic:
+    """Return the requests that decode at once: those of as many batches as take turns."""
     rows = batches.rows[batches.rows > 0]
-    if not len(rows):
-        return groups
-    return max(1, round(float(rows.mean()) * groups))
+    each = float(rows.mean()) if len(rows) else 1.0
+    clients = sum(batches.round) or max(1, round(each * setting.in_flight))
+    return Traffic(clients=clients, prompts=((0, 1.0),), output=_ANSWER)
 
 
 def _queue_of(account: StreamAccount) -> Queue:
@@ -263,6 +265,8 @@ def _played_off(account: StreamAccount, queue: Queue, costs: Costs) -> tuple[flo
     for row in np.flatnonzero(batches.tokens > 0).tolist():
         decodes, tokens = batches.phase[row] == Phase.DECODE, int(batches.tokens[row])
         decoded = tokens if decodes else min(tokens, round(costs.decode[0].tokens))
+        if batches.turn_known and batches.rows[row] >= 0:
+            decoded = int(batches.rows[row])
         for stage in range(stages):
             length[row, stage], turn[row, stage] = pass_ns(
                 costs, Pace(), stage, prompt_tokens=tokens - decoded, rows=decoded
