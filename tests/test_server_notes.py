@@ -113,7 +113,7 @@ def notes(**spans):
 def test_the_profiler_is_held_against_both_sides_of_it():
     told = notes(
         before=Span(seconds=2.0, tokens_out_per_s=100.0, tpot_s=0.010, later_tokens=300),
-        during=Span(seconds=2.0, tokens_out_per_s=40.0, tpot_s=0.026, later_tokens=80),
+        during=Span(seconds=2.0, tokens_out_per_s=40.0, tpot_s=0.026, later_tokens=200),
         after=Span(seconds=6.0, tokens_out_per_s=60.0, tpot_s=0.022, later_tokens=100),
     )
     assert told.around.seconds == 8.0
@@ -127,11 +127,38 @@ def test_the_profiler_is_held_against_both_sides_of_it():
 def test_a_span_with_other_work_says_nothing_of_the_profiler():
     busy = Span(seconds=2.0, requests_running=16.0, tpot_s=0.010, later_tokens=300)
     idle = Span(seconds=2.0, requests_running=2.0, tpot_s=0.002, later_tokens=300)
-    under = Span(seconds=2.0, requests_running=14.0, tpot_s=0.030, later_tokens=80)
+    under = Span(seconds=2.0, requests_running=14.0, tpot_s=0.030, later_tokens=200)
     told = notes(before=busy, during=under, after=idle)
     assert told.around == busy
     assert told.slowdown == pytest.approx(3.0)
     assert notes(during=under, after=idle).slowdown is None
+
+
+def test_a_few_tokens_or_answers_alone_say_nothing_of_the_profiler():
+    free = Span(
+        seconds=4.0, tokens_out_per_s=500.0, first_tokens=32, tpot_s=0.014, later_tokens=2e3
+    )
+    few = Span(seconds=0.5, first_tokens=1, tpot_s=0.149, later_tokens=31)
+    alone = Span(seconds=1.0, first_tokens=0, tpot_s=0.010, later_tokens=900)
+    assert notes(before=free, during=few).slowdown is None
+    assert notes(before=free, during=alone).slowdown is None
+
+
+def test_a_capture_without_prompts_says_how_long_would_hold_some():
+    told = notes(
+        before=Span(
+            seconds=2.0,
+            tokens_out_per_s=1000.0,
+            first_tokens=32,
+            ttft_s=0.96,
+            tpot_s=0.0235,
+            later_tokens=1970,
+        ),
+        during=Span(seconds=0.8, first_tokens=0, tpot_s=0.0246, later_tokens=992),
+    )
+    assert told.seconds_for_both == 3.0
+    answer = ServerCapture(kind="vllm", url="http://x", files=(), metrics=told)
+    assert "--seconds 3 would hold prompts" in server_page(answer, "").findings[1]
 
 
 def test_the_page_of_a_capture_shows_all_three_spans_and_what_the_profiler_cost(tmp_path):
@@ -140,8 +167,8 @@ def test_the_page_of_a_capture_shows_all_three_spans_and_what_the_profiler_cost(
         url="http://x",
         files=(tmp_path / "a.json.gz",),
         metrics=notes(
-            before=Span(seconds=2.0, tokens_out_per_s=100.0, tpot_s=0.010, later_tokens=9),
-            during=Span(seconds=2.0, tokens_out_per_s=40.0, tpot_s=0.025, later_tokens=9),
+            before=Span(seconds=2.0, tokens_out_per_s=100.0, tpot_s=0.010, later_tokens=400),
+            during=Span(seconds=2.0, tokens_out_per_s=40.0, tpot_s=0.025, later_tokens=200),
         ),
     )
     page = server_page(answer, "debubble find x")

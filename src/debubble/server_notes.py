@@ -22,6 +22,9 @@ SCHEMA = "debubble.server-notes/1"
 # With twice as many requests a batch holds twice as many tokens: what it takes is another thing.
 _AS_MUCH = 2.0
 
+# Fewer tokens of either tell no time per token: one prompt beside them doubles it.
+_FEWEST_TOKENS = 200
+
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?\s+([^\s]+)", re.MULTILINE)
 # Ranks of one SGLang engine each tell what they share; replicas (`dp_rank`) have theirs.
 _RANK = re.compile(r'\b(?:tp|pp|moe_ep)_rank="[^"]*",?')
@@ -133,9 +136,30 @@ class ServerNotes(msgspec.Struct, frozen=True, kw_only=True):
         """How many times longer the profiler made a token take; None where it is not known.
 
         By the time per token, else by tokens a second, which fewer requests lower just as well.
+        A few tokens tell nothing, nor do answers alone beside prompts and answers.
         """
+        under, free = self.during, self.around
+        for span in (under, free):
+            tokens = None if span is None else span.later_tokens
+            if tokens is not None and tokens < _FEWEST_TOKENS:
+                return None
+        if under is not None and free is not None and free.first_tokens and under.first_tokens == 0:
+            return None
         longer, fewer = self.ratio("tpot_s"), self.ratio("tokens_out_per_s")
         return longer if longer is not None else 1 / fewer if fewer else None
+
+    @property
+    def seconds_for_both(self) -> float | None:
+        """How long a capture must be to hold prompts and answers: as long as a request lives.
+
+        Clients that began together end together: until then none of them asks again.
+        """
+        free = self.around
+        if free is None or not free.first_tokens or free.tokens_out_per_s is None:
+            return None
+        answer = free.tokens_out_per_s * free.seconds / free.first_tokens
+        lives = (free.ttft_s or 0.0) + answer * (free.tpot_s or 0.0)
+        return float(math.ceil(lives * max(self.slowdown or 1.0, 1.0)))
 
 
 def read_server_notes(folder: Path | str) -> ServerNotes | None:

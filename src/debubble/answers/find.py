@@ -28,10 +28,14 @@ from debubble.answers.links import HopPart, hop_parts
 from debubble.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
 from debubble.answers.replicas import ReplicasPart, answer_replicas
 from debubble.answers.serving import (
+    HostPart,
     PhasePart,
     ProfilerPart,
+    SchedulerPart,
+    answer_hosts,
     answer_phases,
     answer_profiler,
+    answer_scheduler,
     answer_stream,
     answer_stream_causes,
     answer_stream_replay,
@@ -180,6 +184,8 @@ class StreamPart(Part, frozen=True, kw_only=True):
     phases_labelled: bool | None
     """Names in the traces told them; else sizes and what was launched did."""
     profiler: ProfilerPart | None
+    scheduler: SchedulerPart | None
+    hosts: list[HostPart]
 
 
 class ShapePart(Part, frozen=True, kw_only=True):
@@ -435,6 +441,8 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
         phases=answer_phases(account) if account else [],
         phases_labelled=account.batches.labelled if account else None,
         profiler=answer_profiler(analysis),
+        scheduler=answer_scheduler(analysis),
+        hosts=answer_hosts(analysis),
     )
 
 
@@ -592,6 +600,8 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
         "stream.phases_labelled": no_account,
         "stream.profiler": "no note of the server's own metrics: capture with --server",
         "stream.phases[].tokens": "record with record_shapes=True",
+        "stream.phases[].padded_tokens": "record with record_shapes=True",
+        "stream.scheduler": "no label of an engine tells its turns",
         "bottleneck": WITHOUT_TRACE if pipeline.absent else "the bubble is what takes most",
         "stages[].layers": "no layer is told apart by its kernels, and no job names their number",
         "hops[].bytes": "the table has no column of bytes"

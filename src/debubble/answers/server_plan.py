@@ -9,6 +9,7 @@ from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.answers.ledger import RatesPart, Tariff, WorthPart, rates_of
 from debubble.answers.plan import EmitPart
+from debubble.answers.serving import answer_scheduler
 from debubble.errors import UsageError
 from debubble.load import Load, read_mix
 from debubble.plan.emit import emit_serving
@@ -332,6 +333,8 @@ def _say(model: ServerModel, option: ServerOption) -> str:
 def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
     """Say what the traces did not tell."""
     found = []
+    scheduler = answer_scheduler(analysis)
+    engine = scheduler.notes if scheduler else []
     if model.profiled:
         found.append(
             "the profiler's own cost is not known: figures are of the captured batches, and "
@@ -344,11 +347,15 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
         )
     if not model.traffic.prompt:
         requests = counted(model.traffic.clients, "request")
+        notes = analysis.server_notes
+        longer = notes.seconds_for_both if notes else None
+        how_long = "longer" if longer is None else f"{longer:.0f} s"
         found.append(
-            f"no prompt was captured: {requests} that decode alone; TTFT is not told, and what is "
-            "best with prompts may be another setting: capture longer"
+            f"no prompt was captured: {requests} that decode alone; TTFT, chunks "
+            f"(--max-num-batched-tokens of vLLM) and what is best with prompts are not told: "
+            f"capture {how_long}"
         )
-        return found
+        return found + engine
     mix = " and ".join(f"{length}" for length, _ in model.traffic.prompts)
     how = "by the server's metrics" if analysis.server_notes else "by the captured batches"
     found.append(
@@ -356,7 +363,7 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
         f"{model.traffic.output} tokens an answer ({how}, or as stated)"
     )
     found.append("requests that end are followed by others at once: a closed loop")
-    return found
+    return found + engine
 
 
 def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) -> EmitPart:

@@ -18,8 +18,11 @@ from debubble.answers.ledger import (
 from debubble.ledger.causes import Cause
 from debubble.ledger.verdict import MATTERS
 from debubble.serving.account import StreamAccount, StreamSaving
-from debubble.serving.batches import Phase, phase_word
-from debubble.units import NS_PER_S, show_duration, show_percent, show_times
+from debubble.serving.batches import phase_word
+from debubble.serving.hosts import measure_hosts
+from debubble.serving.plan import WITHOUT_PROFILER
+from debubble.timeline.turns import Phase
+from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_times
 
 
 class PhasePart(Part, frozen=True, kw_only=True):
@@ -29,10 +32,45 @@ class PhasePart(Part, frozen=True, kw_only=True):
     batches: int
     tokens: int | None
     """Of a batch, in the middle."""
+    padded_tokens: int | None
+    """That it was computed with: CUDA graphs have few sizes."""
     pass_s: list[float]
     """What a pass takes on each stage, in the middle."""
     device_s: list[float]
     """The device's part of it."""
+
+
+class HostPart(Part, frozen=True, kw_only=True):
+    """What the host of a rank does with the time of a batch; the parts add up to its turn."""
+
+    rank: int
+    launching_s: float
+    """In the engine's label: inputs made, kernels launched."""
+    handing_over_s: float
+    """Until the next host takes the shapes of a batch."""
+    receiving_s: float
+    """Until the host before sends them."""
+    kept_s: float
+    """Until the device is done."""
+    rest_s: float
+    """Sampling, broadcast, the scheduler, and what is between."""
+
+
+class SchedulerPart(Part, frozen=True, kw_only=True):
+    """The turns of an engine's scheduler, as its labels tell them."""
+
+    engine: str
+    turns_out: int
+    """At once, empty ones too."""
+    empty_fraction: float
+    on_device: int
+    """Batches that the devices have at once; the others wait in the first host."""
+    requests: list[int]
+    """That batches decode for, in the order of a round; empty where rounds differ."""
+    starved: bool
+    """Too few requests for the stages."""
+    notes: list[str]
+    """What its settings have to do with it; nothing of this is priced."""
 
 
 class ProfilerPart(Part, frozen=True, kw_only=True):
@@ -48,6 +86,9 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
     requests_running: float | None
 
 
+_UNPRICED = "not priced: "
+
+
 def answer_phases(account: StreamAccount) -> list[PhasePart]:
     """Return what batches of each phase take."""
     batches, length = account.batches, account.batches.length()
@@ -56,16 +97,94 @@ def answer_phases(account: StreamAccount) -> list[PhasePart]:
         mine = (batches.phase == phase) & batches.seen
         if mine.any():
             tokens = batches.tokens[mine & (batches.tokens >= 0)]
+            padded = batches.padded[mine & (batches.padded >= 0)]
             found.append(
                 PhasePart(
                     phase=phase_word(phase),
                     batches=int(mine.sum()),
                     tokens=int(np.median(tokens)) if len(tokens) else None,
+                    padded_tokens=int(np.median(padded)) if len(padded) else None,
                     pass_s=(np.median(length[mine], axis=0) / NS_PER_S).tolist(),
                     device_s=(np.median(batches.busy[mine], axis=0) / NS_PER_S).tolist(),
                 )
             )
     return found
+
+
+def answer_hosts(analysis: Analysis) -> list[HostPart]:
+    """Return what hosts do with the time of a batch; nothing where no label tells their turns."""
+    if analysis.stream is None:
+        return []
+    return [
+        HostPart(
+            rank=host.rank,
+            launching_s=host.launching_ns / NS_PER_S,
+            handing_over_s=host.handing_over_ns / NS_PER_S,
+            receiving_s=host.receiving_ns / NS_PER_S,
+            kept_s=host.kept_ns / NS_PER_S,
+            rest_s=host.rest_ns / NS_PER_S,
+        )
+        for host in measure_hosts(analysis.stream.batches, analysis.traces)
+    ]
+
+
+def answer_scheduler(analysis: Analysis) -> SchedulerPart | None:
+    """Return what an engine's labels tell of its scheduler; None where there are none."""
+    account, stream = analysis.stream, analysis.pipeline.stream
+    if account is None or stream is None or stream.turns_out is None:
+        return None
+    batches, engine = account.batches, account.batches.ranks[0].parallelism.framework
+    return SchedulerPart(
+        engine=engine or "",
+        turns_out=stream.turns_out,
+        empty_fraction=stream.empty_turns,
+        on_device=stream.on_device,
+        requests=list(batches.round),
+        starved=batches.starved,
+        notes=_engine_notes(analysis, account),
+    )
+
+
+def _engine_notes(analysis: Analysis, account: StreamAccount) -> list[str]:
+    """Say what the settings of vLLM have to do with what was seen; nothing of it is priced."""
+    batches, notes = account.batches, []
+    if batches.ranks[0].parallelism.framework != "vllm":
+        return []
+    round_ = batches.round
+    if batches.starved:
+        notes.append(
+            "fewer stages, with tensor parallelism in their place, serve so few requests sooner"
+        )
+    elif round_ and (len(set(round_)) > 1 or batches.empty_turns > 0):
+        empty = f", and {show_percent(batches.empty_turns)} of the turns have none"
+        notes.append(
+            f"clients are in step: batches of {', '.join(map(str, round_))} requests come round"
+            + (empty if batches.empty_turns else "")
+            + "; clients whose answers differ in length spread over the turns"
+        )
+    if not _replays_graphs(analysis) and account.shares()[Cause.HOST] > MATTERS:
+        notes.append(
+            "kernels are launched one by one: without --enforce-eager vLLM replays CUDA graphs"
+        )
+    known = (batches.padded > 0) & (batches.tokens > 0)
+    if known.any():
+        more = float(batches.padded[known].sum() / batches.tokens[known].sum()) - 1
+        if more > MATTERS:
+            notes.append(
+                f"batches are computed with {show_percent(more)} more tokens than they hold: "
+                "cudagraph_capture_sizes sets the sizes of graphs"
+            )
+    if account.shares()[Cause.TOKEN_BROADCAST] > MATTERS:
+        notes.append(
+            "streams that share a queue of the device wait for each other: "
+            "CUDA_DEVICE_MAX_CONNECTIONS says how many queues there are"
+        )
+    return [f"{_UNPRICED}{note}" for note in notes]
+
+
+def _replays_graphs(analysis: Analysis) -> bool:
+    """Tell whether hosts launch CUDA graphs."""
+    return any("GraphLaunch" in name for trace in analysis.traces for name in trace.names)
 
 
 def answer_profiler(analysis: Analysis) -> ProfilerPart | None:
@@ -137,6 +256,17 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
     if account is None:
         return []
     noise = max(MATTERS, abs(account.replay_error or 0.0))
+    notes = analysis.server_notes
+    told = notes is not None and notes.slowdown is not None
+    # What the profiler itself may have made comes last, unless the server tells what it costs; of
+    # an engine whose turns show what its hosts do, it counts as little as quick hosts leave of it.
+    shown = account.batches.turn_known
+
+    def weight(saving: StreamSaving) -> tuple[bool, float]:
+        unsure = saving.inflated and not told
+        return unsure and not shown, -saving.saved_ns / (WITHOUT_PROFILER if unsure else 1.0)
+
+    savings = sorted(account.savings, key=weight)
     names = [rank.rank for rank in account.batches.ranks]
     return [
         NamedCause(
@@ -148,7 +278,7 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
             culprit_saved_s=None,
             sentence=_say(analysis, account, saving),
         )
-        for saving in account.savings
+        for saving in savings
         if saving.saved_fraction >= noise and account.shares()[saving.cause] > 0
     ]
 
@@ -171,6 +301,14 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} an equal share"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
+    elif saving.cause is Cause.TOKEN_BROADCAST:
+        who = about.blames + _of_longest(analysis, account)
+    elif saving.cause is Cause.NO_WORK:
+        who = (
+            f"{counted(batches.requests, 'request')} cannot fill "
+            f"{counted(batches.stages, 'stage')}: "
+            f"{show_percent(batches.empty_turns)} of the scheduler's turns are empty"
+        )
     elif saving.cause is Cause.IN_FLIGHT:
         who = f"{about.blames} ({batches.in_flight})"
     elif saving.cause is Cause.UNEVEN:
@@ -190,12 +328,35 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     return f"{who}; {about.remedied} would save {buys}"
 
 
+def _of_longest(analysis: Analysis, account: StreamAccount) -> str:
+    """Say for whose passes they mostly stand there."""
+    most = next((one for one in account.culprits if one.cause is Cause.TOKEN_BROADCAST), None)
+    parts = answer_phases(account)
+    if most is None or most.stage is None or not parts:
+        return ""
+    part = max(parts, key=lambda phase: phase.batches)
+    takes, layers = part.device_s[most.stage], analysis.layers_of(most.stage)
+    told = f", {layers} layers" if layers is not None else ""
+    return (
+        f", most until stage {most.stage} has sampled (it computes "
+        f"{show_duration(round(takes * NS_PER_S))} a {part.phase} batch, "
+        f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{told})"
+    )
+
+
 def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys: str) -> str:
     """Say how long devices wait for launches, and what is known of the profiler's part in it."""
     share = account.shares()[Cause.HOST]
     decode = next((part for part in answer_phases(account) if part.phase == "decode"), None)
     bound = ""
-    if decode is not None:
+    hosts = {host.rank: host for host in measure_hosts(account.batches, analysis.traces)}
+    slowest = hosts.get(rank) if rank is not None else None
+    if slowest is not None:
+        bound = (
+            f" (its host needs {show_duration(slowest.launching_ns)} a batch to make inputs and "
+            "launch)"
+        )
+    elif decode is not None:
         longest = int(np.argmax(decode.pass_s))
         bound = (
             f" (decode computes {show_duration(round(decode.device_s[longest] * NS_PER_S))} of "

@@ -310,10 +310,23 @@ class Cause(StrEnum):
         sign="↩",
         perfetto="thread_state_iowait",
     )
+    TOKEN_BROADCAST = About(
+        key="token_broadcast",
+        word="token broadcast",
+        meaning="behind the broadcast of sampled tokens",
+        remedied="token broadcasts that hold nothing up",
+        blames="messages and kernels stand behind the broadcast of sampled tokens",
+        colour="#3f8f6b",
+        ink="#04301d",
+        bits=(0x18, 0x18, 0x7E, 0x7E, 0x18, 0x18, 0x00, 0x00),
+        sign="b",
+        perfetto="thread_state_iowait",
+    )
     NO_WORK = About(
         key="no_work",
         word="no work",
         meaning="no request to serve",
+        remedied="requests for every stage",
         blames="there was nothing to serve",
         colour=_GREY,
         fill="#eceff2",

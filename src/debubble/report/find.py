@@ -26,6 +26,7 @@ from debubble.answers.ledger import (
 from debubble.answers.links import HopPart
 from debubble.answers.microbatches import say_microbatches
 from debubble.answers.replicas import ReplicasPart
+from debubble.answers.serving import HostPart
 from debubble.ledger.causes import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS
@@ -85,6 +86,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         _say_slowest(found.pipelines, streams=found.stream is not None),
         _say_job(found),
         _say_profiler(found),
+        *(found.stream.scheduler.notes if found.stream and found.stream.scheduler else ()),
         _say_shape(found),
         _say_outside(found),
         *_say_no_more_microbatches(found),
@@ -96,6 +98,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         *([cause_table(found.ledger, *_of_what(found))] if found.ledger else []),
         *saving_tables(found),
         *([_phase_table(found)] if found.stream and found.stream.phases else []),
+        *([_host_table(found.stream.hosts)] if found.stream and found.stream.hosts else []),
         *([_replica_table(found.replicas)] if found.replicas else []),
         *([_pipeline_table(found)] if len(found.pipelines) > 1 else []),
         _stage_table(found.stages),
@@ -480,14 +483,35 @@ def _say_job(found: FindAnswer) -> str:
     return f"{said}, {by} less when profiled: something else slowed unprofiled steps"
 
 
+def _host_table(hosts: Sequence[HostPart]) -> Table:
+    """Lay out what each host does with the time of a batch."""
+    columns = ("host of rank", "launches", "hands over", "receives", "kept by device", "the rest")
+    table = Table(columns=columns)
+    for host in hosts:
+        table.add(
+            str(host.rank),
+            show_seconds(host.launching_s),
+            show_seconds(host.handing_over_s),
+            show_seconds(host.receiving_s),
+            show_seconds(host.kept_s),
+            show_seconds(host.rest_s),
+        )
+    return table
+
+
 def _say_profiler(found: FindAnswer) -> str:
     """Say what the server did without the profiler; empty where it is no stream."""
     if found.stream is None or not found.stream.phases:
         return ""
     noted = found.stream.profiler
-    if noted is None or noted.slowdown is None:
+    if noted is None:
         return "what the profiler itself costs is not known: capture with --server to have it noted"
-    said = f"without the profiler a token took {1 / noted.slowdown:.2f} of what it took under it"
+    if noted.slowdown is None:
+        said = "what the profiler costs is not known: too little of the same was served around it"
+    else:
+        said = (
+            f"without the profiler a token took {1 / noted.slowdown:.2f} of what it took under it"
+        )
     if noted.tokens_out_per_s is not None:
         said += f"; {show_number(noted.tokens_out_per_s)} tokens/s out"
     if noted.tpot_s is not None:

@@ -193,7 +193,7 @@ def server_page(answer: ServerAnswer, next_command: str) -> Page:
         page.next_command = next_command
     if answer.metrics is not None:
         page.tables.append(_metrics_table(answer.metrics))
-        page.findings.append(_say_harm(answer.metrics))
+        page.findings += [_say_harm(answer.metrics), *_say_length(answer.metrics)]
         if answer.files:
             page.notes.append(f"noted beside them: {NAME}")
     if answer.note:
@@ -213,10 +213,22 @@ def server_json(answer: ServerAnswer) -> dict[str, Any]:
     }
 
 
+def _say_length(notes: ServerNotes) -> list[str]:
+    """Say how long a capture would hold what this one lacks."""
+    seconds, under = notes.seconds_for_both, notes.during
+    if seconds is None or under is None or under.first_tokens != 0:
+        return []
+    said = (
+        "No prompt was answered under the profiler, so that plans are of decode alone: "
+        f"--seconds {seconds:.0f} would hold prompts, too (and a larger max_iterations)."
+    )
+    return [said]
+
+
 def _say_harm(notes: ServerNotes) -> str:
     slowdown = notes.slowdown
     if slowdown is None:
-        return "What the profiler costs is not known: too little was served around it."
+        return "What the profiler costs is not known: too little of the same was served around it."
     how = "a token took" if notes.ratio("tpot_s") is not None else "tokens came as if each took"
     return f"Under the profiler {how} {slowdown:.1f} times as long as around it."
 

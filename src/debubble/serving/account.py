@@ -7,6 +7,10 @@ rank waits; the wait is followed to what was not waiting itself at that instant:
     sent, not asked for     this rank's host
     asked for, not there    the wire
     first stage             the batch that holds the slot, then the way back
+    held in a collective    its last member, and on from there
+
+Kernels that stand behind a broadcast of sampled tokens in their device's queue begin when it ends:
+then the wait is for whoever was late to that.
 
 A pass that is waited for is cut by how far it is: as long as this rank's own last batch took it is
 the number in flight that is short, or the stage is longer than the others; beyond that the batch
@@ -28,9 +32,10 @@ from debubble.ledger.ledger import MOST_OFF, Wait
 from debubble.ledger.model import Culprit, Example
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
-from debubble.serving.queue import Queue, measure_queue, with_slots
+from debubble.serving.queue import Queue, measure_queue, with_slots, without_broadcasts
 from debubble.timeline.bubble import turn_of
 from debubble.timeline.model import I64, Intervals, split
+from debubble.timeline.work import AT_ONCE_NS
 
 # A stage that waits for others less than this of the time is what others wait for.
 _SATURATED = 0.1
@@ -41,7 +46,8 @@ _GAINS = 0.1
 _IDLE_TIMES = 4
 _EXAMPLES = 3
 _OF_HOSTS = {Cause.HOST, Cause.WAY_BACK, Cause.NO_WORK}
-_DEEPEST = 4096
+# Generators within generators: Python allows a thousand.
+_DEEPEST = 200
 
 
 class Piece(NamedTuple):
@@ -53,6 +59,16 @@ class Piece(NamedTuple):
     """`pass`, `host`, `wire`, `back`, `idle`, or empty where nobody knows."""
     stage: int
     batch: int
+    behind: bool = False
+    """What waits stands behind a broadcast of sampled tokens."""
+
+
+class _Start(NamedTuple):
+    """Something that a device began: a pass, a send, a receive."""
+
+    stage: int
+    batch: int
+    at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +133,8 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
     waits = _Waits(batches)
     queue = measure_queue(batches)
     turn = _measured_turn(batches, queue)
-    longest = _bottleneck(waits, queue)
+    # Where a broadcast of tokens holds the next batch up, no stage sets the pace.
+    longest = None if batches.held_back else _bottleneck(waits, queue)
     spent: defaultdict[tuple[int, Cause], int] = defaultdict(int)
     blamed: defaultdict[tuple[Cause, int, Hop | None], list[Example]] = defaultdict(list)
     waited: defaultdict[tuple[Cause, int, Hop | None], int] = defaultdict(int)
@@ -234,6 +251,18 @@ class _Waits:
             rows = np.flatnonzero(batches.start[:, stage] != UNSEEN)
             start, end = batches.start[rows, stage], batches.end[rows, stage]
             self._passes.append((start.tolist(), end.tolist(), rows.tolist()))
+        self._place = {rank.rank: place for place, rank in enumerate(batches.ranks)}
+        self._meetings = [
+            (
+                rank.meetings.start_ns.tolist(),
+                rank.meetings.end_ns.tolist(),
+                rank.meetings.arrived_ns.tolist(),
+                [self._place.get(late, place) for late in rank.meetings.late.tolist()],
+            )
+            for place, rank in enumerate(batches.ranks)
+        ]
+        """Of each stage: when its collectives with others start and end, when the last member came,
+        and of which stage that is."""
         self._usual_back = self._measure_back()
         self._typical, self._equal = _typical(batches)
 
@@ -246,7 +275,7 @@ class _Waits:
         slots, batches = self._b.in_flight, self._b
         if not slots or slots >= len(batches):
             return 0
-        since = batches.start[slots:, 0] - np.maximum(
+        since = self._b.entered[slots:] - np.maximum(
             batches.end[:-slots, -1], batches.end[slots - 1 : -1, 0]
         )
         known = (batches.start[slots:, 0] != UNSEEN) & (batches.end[:-slots, -1] != UNSEEN)
@@ -289,7 +318,23 @@ class _Waits:
             yield from self._not_there(stage, batch, begin, end, depth)
 
     def _not_entered(self, batch: int, begin: int, end: int, depth: int) -> Iterator[Piece]:
-        """Say why a batch has not entered: its slot is held, its answer on the way, its host."""
+        """Say why a batch has not entered: not sent out yet, its host, what holds its work up."""
+        at, batches = begin, self._b
+        out, issued = int(batches.turn[batch]), int(batches.issued[batch, 0])
+        if out == UNSEEN:  # nothing tells when the scheduler sent it out
+            yield from self._not_sent_out(batch, begin, end, depth)
+            return
+        if at < (until := min(end, out)):
+            yield from self._not_sent_out(batch, at, until, depth)
+            at = until
+        if at < (until := min(end, issued)):
+            yield Piece(at, until, "host", 0, batch)
+            at = until
+        if at < end:
+            yield from self._held(_Start(0, batch, end), at, end, depth)
+
+    def _not_sent_out(self, batch: int, begin: int, end: int, depth: int) -> Iterator[Piece]:
+        """Say why a scheduler has not sent a batch out: its slot, its answer, nothing to do."""
         batches, at = self._b, begin
         slots = batches.in_flight
         holder = batch - slots if slots else -1
@@ -323,18 +368,79 @@ class _Waits:
         """Say why a batch's message is not there: not sent, not asked for, on its wire."""
         batches, at = self._b, begin
         sent, posted = int(batches.sent[batch, stage - 1]), int(batches.posted[batch, stage])
-        there = int(batches.arrived[batch, stage])
-        last = "host"
+        received, there = int(batches.received[batch, stage]), int(batches.arrived[batch, stage])
+        started = int(batches.start[batch, stage])
         if UNSEEN in {sent, there}:  # no message is seen, but the pass before it may be
-            sent = posted = there = int(batches.end[batch, stage - 1])
-            last = "" if sent == UNSEEN else "wire"
-        if sent != UNSEEN and at < (until := min(end, sent)):
+            sent = there = int(batches.end[batch, stage - 1])
+            if sent != UNSEEN and at < (until := min(end, sent)):
+                yield from self._unfinished(stage - 1, batch, at, until, depth)
+                at = until
+            if at < end:
+                yield Piece(at, end, "" if sent == UNSEEN else "wire", stage, batch)
+            return
+        computed = int(batches.end[batch, stage - 1])
+        computed = sent if computed == UNSEEN else min(computed, sent)
+        if at < (until := min(end, computed)):
             yield from self._unfinished(stage - 1, batch, at, until, depth)
             at = until
-        for what, moment in (("host", max(sent, posted)), ("wire", there), (last, end)):
+        started = int(batches.start[batch, stage])
+        for what, whose, moment in (
+            ("host", stage - 1, int(batches.send_issued[batch, stage - 1])),
+            ("held", stage - 1, sent),
+            ("host", stage, posted),
+            ("held", stage, received),
+            ("wire", stage, there),
+            ("host", stage, int(batches.issued[batch, stage])),
+            ("held", stage, max(started, end)),
+        ):
             if at < (until := min(end, moment)):
-                yield Piece(at, until, what, stage, batch)
+                if what == "held":
+                    until_when = min(started, moment)
+                    yield from self._held(_Start(whose, batch, until_when), at, until, depth)
+                else:
+                    yield Piece(at, until, what, whose, batch)
                 at = until
+
+    def _held(self, waiting: _Start, begin: int, end: int, depth: int) -> Iterator[Piece]:
+        """Say what held something back that had all it needed from `begin` on.
+
+        A broadcast that ends when it starts did: the wait is for its last member. Else it is the
+        launch.
+        """
+        stage, batch, until = waiting
+        starts, ends, arrivals, late = self._meetings[stage]
+        row = bisect_right(ends, until) - 1
+        if row < 0 or until - ends[row] > AT_ONCE_NS or depth > _DEEPEST:
+            yield Piece(begin, end, "host", stage, batch)
+            return
+        first = row
+        while first and starts[first] > begin and starts[first] - ends[first - 1] <= AT_ONCE_NS:
+            first -= 1
+        at = begin
+        for number in range(first, row + 1):
+            if at < (stop := min(end, starts[number])):
+                yield Piece(at, stop, "host", stage, batch)
+                at = stop
+            if at < (stop := min(end, arrivals[number])):
+                for piece in self._on_its_way(late[number], arrivals[number], at, stop, depth):
+                    yield piece._replace(behind=True)
+                at = stop
+            if at < (stop := min(end, ends[number])):
+                yield Piece(at, stop, "back", late[number], batch, behind=True)
+                at = stop
+        if at < end:
+            yield Piece(at, end, "host", stage, batch)
+
+    def _on_its_way(
+        self, stage: int, arrived: int, begin: int, end: int, depth: int
+    ) -> Iterator[Piece]:
+        """Say what the late member of a collective did before it came: its last pass up to then."""
+        starts, _, rows = self._passes[stage]
+        number = bisect_right(starts, arrived) - 1
+        if number < 0:
+            yield Piece(begin, end, "", stage, -1)
+        else:
+            yield from self._unfinished(stage, rows[number], begin, end, depth + 1)
 
     def _unfinished(
         self, stage: int, batch: int, begin: int, end: int, depth: int
@@ -365,15 +471,33 @@ class _Waits:
             if current >= 0:
                 # What was launched late also starts late: the launch itself takes its time.
                 unissued = late.inside(at, until) > 0
-                what = Piece(at, until, "host" if unissued else "", place, current)
-                yield what, Cause.HOST if unissued else Cause.UNEXPLAINED
+                pieces = iter((Piece(at, until, "host", place, current),))
+                if not unissued:
+                    pieces = self._held(_Start(place, current, until), at, until, 0)
             else:
-                for piece in self.follow(place, following, at, until):
-                    if piece.what == "pass":
-                        yield from self._cut_pass(piece, following, longest)
-                    else:
-                        yield piece, _OF_WHAT[piece.what]
+                unissued = True
+                pieces = self.follow(place, following, at, until)
+            for piece in (part for found in pieces for part in self._handed_over(found)):
+                if piece.what == "pass":
+                    yield from self._cut_pass(piece, following, longest)
+                elif piece.what == "host" and not unissued and not piece.behind:
+                    yield piece._replace(what=""), Cause.UNEXPLAINED
+                else:
+                    yield piece, _OF_WHAT[piece.what]
             at = until
+
+    def _handed_over(self, piece: Piece) -> Iterator[Piece]:
+        """Follow a host that stands in a send to the next host until that one takes it."""
+        if piece.what != "host" or piece.stage + 1 >= self.stages:
+            yield piece
+            return
+        over = self._b.ranks[piece.stage].handing_over
+        for begin, end, stands in split(over, piece.begin, piece.end):
+            cut = piece._replace(begin=begin, end=end)
+            if stands:
+                yield from self._handed_over(cut._replace(stage=piece.stage + 1))
+            else:
+                yield cut
 
     def _cut_pass(
         self, piece: Piece, following: int, longest: int | None
@@ -385,6 +509,10 @@ class _Waits:
         began = int(self._b.start[piece.batch, piece.stage])
         began = piece.begin if began == UNSEEN else began
         held_up = Cause.IN_FLIGHT if longest is None else Cause.IMBALANCE
+        if self._b.starved:
+            held_up = Cause.NO_WORK
+        elif piece.behind or self._b.held_back:
+            held_up = Cause.TOKEN_BROADCAST
         cuts = (
             (began + round(min(self._equal[before], equal)), held_up),
             (began + round(equal), Cause.UNEVEN),
@@ -395,7 +523,8 @@ class _Waits:
         for number, (moment, cause) in enumerate(cuts):
             stop = min(max(moment, start), piece.end)
             if start < stop:
-                blamed = longest if number == 0 and longest is not None else piece.stage
+                paced = number == 0 and longest is not None and held_up is Cause.IMBALANCE
+                blamed = longest if paced and longest is not None else piece.stage
                 yield piece._replace(begin=start, end=stop, stage=blamed), cause
                 start = stop
 
@@ -444,6 +573,7 @@ def _savings(
         median[phase == one] = np.median(queue.length[phase == one], axis=0)
     equal = median.mean(axis=1, keepdims=True)
     longest = int(median.mean(axis=0).argmax())
+    held, released = batches.held_back, without_broadcasts(batches, queue)
     gaps = queue.length - queue.busy
     slowest_host = int(np.median(gaps + queue.turn, axis=0).argmax())
     alike = median.mean(axis=0, keepdims=True)  # what a stage takes, whichever phase
@@ -482,16 +612,25 @@ def _savings(
                 queue,
                 length=queue.busy,
                 turn=np.zeros_like(queue.turn),
-                begin=np.zeros_like(queue.begin),
-                lag=np.zeros_like(queue.lag),
+                begin=np.maximum(queue.begin - released.begin, 0)
+                if held
+                else np.zeros_like(queue.begin),
+                lag=np.maximum(queue.lag - released.lag, 0) if held else np.zeros_like(queue.lag),
             ),
             slowest_host,
             None,
         ),
     ]
-    if queue.in_flight is not None:
-        slots = queue.in_flight
-        remedies.append((Cause.IN_FLIGHT, lambda: with_slots(queue, 2 * slots), None, None))
+    slots = queue.in_flight
+    if slots is not None and batches.starved:
+        # With so few requests the next batch of each waits for its own token, broadcast or not.
+        filled = with_slots(released if held else queue, max(batches.stages, slots))
+        remedies.append((Cause.NO_WORK, lambda: filled, None, None))
+    elif slots is not None and held:
+        remedies.append((Cause.TOKEN_BROADCAST, lambda: released, None, None))
+    elif slots is not None:
+        doubled = with_slots(queue, 2 * slots)
+        remedies.append((Cause.IN_FLIGHT, lambda: doubled, None, None))
     if slow:
         remedies.append((Cause.SLOW_LINK, lambda: replace(queue, wire=repaired), None, slow[0]))
     now = queue.turn_ns()

@@ -18,23 +18,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 
-from debubble.timeline.bubble import common_span
+from debubble.timeline.bubble import StreamFigures, common_span
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import I64, Flags, PassKind, RankTimeline, Timeline, rows_by_hop
+from debubble.timeline.turns import Phase
 from debubble.timeline.work import Work, find_work
 from debubble.trace.columns import Operation, RankTrace
 
 UNSEEN = -1
 """A moment that was not captured."""
 
-# vLLM names what a worker executes: how many requests, and of how many tokens, of each kind.
-_LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
-# SGLang's modes, where a range names one.
-_MODES = re.compile(r"\b(EXTEND|DECODE|MIXED|PREFILL)\b")
 # Prompts are cut in chunks of hundreds of tokens, an answer goes on by one a request.
 _APART = 2.5
 # A batch that launches so many times what decode does has more than decode in it.
@@ -43,17 +39,10 @@ _LAUNCHES_MORE = 1.3
 _MOST_DECODED = 256
 # Kernels that are chosen by the size of a matrix say nothing of what is computed.
 _BY_SIZE = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|memcpy|memset", re.IGNORECASE)
+# No server puts so many tokens in one batch.
+_MOST_TOKENS = 2**20
 # A batch without this share of what every decode launches holds no decode.
 _MISSES_DECODE = 0.3
-
-
-class Phase(IntEnum):
-    """What the tokens of a batch are."""
-
-    UNKNOWN = 0
-    PREFILL = 1
-    DECODE = 2
-    MIXED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +55,29 @@ class Batches:
     ranks: tuple[RankTimeline, ...]
     span: tuple[int, int]
     """In which every rank was captured."""
+    turn: I64
+    """When the scheduler's turn reached the first host, where labels tell it; of each batch."""
     issued: I64
     """When the host of the stage launched the first of it."""
     start: I64
     end: I64
     busy: I64
     """Device time inside the pass."""
+    send_issued: I64
+    """When the host issued its message to the next stage."""
     sent: I64
-    """When its message to the next stage began to be sent."""
+    """When it began to be sent."""
     posted: I64
     """When the stage's host asked for its message."""
+    received: I64
+    """When the device began to receive it."""
     arrived: I64
     tokens: I64
-    """Of each batch; -1 where no shape tells."""
+    """Of each batch; -1 where neither a label nor a shape tells."""
+    padded: I64
+    """The tokens that it was computed with: CUDA graphs have few sizes. -1 where nothing tells."""
+    prompts: I64
+    """Requests of whose prompts it holds a chunk; -1 where no label tells."""
     rows: I64
     """Requests that it decodes for, where labels say so or all its tokens are such; else -1."""
     phase: I64
@@ -87,7 +86,10 @@ class Batches:
     in_flight: int | None
     """How many the driver keeps in flight; None where it keeps to no number."""
     at_entry: int | None
-    """How many are when one enters: fewer than it may where the first stage sets the pace."""
+    """How many are on the devices when one enters: fewer than it may where the first stage sets the
+    pace, or where others wait in the host of the first stage."""
+    empty_turns: float
+    """The share of the scheduler's turns that had no request."""
     in_flight_sure: bool
     """Else captures do not show which batch of one rank is which of the next, and `in_flight` goes
     with how they are paired: what waits for what is the same a batch earlier or later."""
@@ -101,6 +103,62 @@ class Batches:
     def stages(self) -> int:
         """How many there are."""
         return int(self.start.shape[1])
+
+    @property
+    def entered(self) -> I64:
+        """When each batch entered: when the scheduler sent it out, or the first stage began it."""
+        return np.where(self.turn != UNSEEN, self.turn, self.start[:, 0])
+
+    @property
+    def requests(self) -> int:
+        """How many requests decode at once: those of as many batches as take turns."""
+        rows = self.rows[self.rows > 0]
+        each = float(rows.mean()) if len(rows) else 1.0
+        return sum(self.round) or max(1, round(each * (self.groups or 1)))
+
+    @property
+    def starved(self) -> bool:
+        """Whether turns have no request because there are fewer of them than stages."""
+        return self.empty_turns > 0 and self.turn_known and self.requests < self.stages
+
+    @property
+    def groups(self) -> int | None:
+        """How many batches take turns, each with its own requests: of the scheduler's turns, those
+        that have any. A scheduler that runs ahead has the next turn of a group out with it.
+        """  # noqa: D205 (one sentence)
+        if not self.turn_known or self.in_flight is None:
+            return self.in_flight
+        most = min(self.in_flight, len(self) // 2)
+        periods = {self.stages, self.stages + 1, self.in_flight} - {0}
+        rounds = {max(1, round(turns * (1 - self.empty_turns))) for turns in periods}
+        apart = {
+            count: float(np.abs(self.tokens[count:] - self.tokens[:-count]).mean())
+            for count in sorted(rounds)
+            if count <= max(most, 1) and len(self) > count
+        }
+        return min(apart, key=lambda count: apart[count], default=self.in_flight)
+
+    @property
+    def round(self) -> tuple[int, ...]:
+        """Requests of the batches that take turns, where each round is as the one before it: no
+        request began or ended. Nothing where rounds differ.
+        """  # noqa: D205 (one sentence)
+        count, rows = self.groups, self.rows
+        if not self.turn_known or not count or len(rows) < 2 * count:
+            return ()
+        if (rows <= 0).any() or (rows[count:] != rows[:-count]).any():
+            return ()
+        return tuple(rows[:count].tolist())
+
+    @property
+    def held_back(self) -> bool:
+        """Whether the scheduler keeps more under way than the devices: the rest waits in hosts."""
+        return self.turn_known and (self.at_entry or 0) < (self.in_flight or 0)
+
+    @property
+    def turn_known(self) -> bool:
+        """Whether labels tell when the scheduler sent batches out."""
+        return bool((self.turn != UNSEEN).any())
 
     @property
     def seen(self) -> Flags:
@@ -149,61 +207,121 @@ def find_batches(
         return found
 
     start, end = table(passes.start_ns), table(passes.end_ns)
-    sent, posted, arrived, size = _ways(timeline, names, start)
+    messages, size = _ways(timeline, names, start)
     by_rank = {trace.rank: trace for trace in traces}
     mine = [by_rank[name] for name in names] if all(name in by_rank for name in names) else []
-    tokens, whole = _tokens(mine, size)
     issued = table(passes.issued_ns)
-    labels = _labels(mine, ranks, issued)
-    launches, alike = _launches(mine, ranks, issued, end)
-    phase = labels[0] if labels is not None else _phases(tokens if whole else size, launches, alike)
-    if labels is None:
+    told = _told(ranks, [batch for _, batch in keys])
+    if told is not None:
+        phase, tokens, prompts, decoding, turn = told
+        tokens = tokens if (tokens > 0).any() else _tokens(mine, size)[0]
+        padded = _padded(tokens, size)
+    else:
+        padded, whole = _tokens(mine, size)
+        tokens, turn = padded, np.full(len(keys), UNSEEN, dtype=np.int64)
+        prompts = turn
+        launches, alike = _launches(mine, ranks, issued, end)
+        phase = _phases(tokens if whole else size, launches, alike)
         phase = _as_their_like(phase, table(passes.busy_ns))
-    decoding = labels[1] if labels is not None else np.where(phase == Phase.DECODE, tokens, -1)
+        decoding = np.where(phase == Phase.DECODE, tokens, -1)
     stream = pipeline.stream
     return Batches(
         ranks=ranks,
         span=span,
+        turn=turn,
         issued=issued,
         start=start,
         end=end,
         busy=table(passes.busy_ns),
-        sent=sent,
-        posted=posted,
-        arrived=arrived,
+        **messages,
         tokens=tokens,
+        padded=padded,
+        prompts=prompts,
         rows=decoding,
         phase=phase,
-        labelled=labels is not None,
+        labelled=told is not None,
         in_flight=stream.kept if stream else None,
-        at_entry=stream.usual_in_flight if stream else None,
+        at_entry=_at_entry(stream),
+        empty_turns=stream.empty_turns if stream else 0.0,
         in_flight_sure=bool(stream and stream.sure),
         first_sets_pace=bool(stream and stream.first_sets_pace),
     )
 
 
-def _ways(timeline: Timeline, names: list[int], start: I64) -> tuple[I64, I64, I64, I64]:
-    """Return when each batch's message into a stage was sent, asked for and there; and its bytes.
+def _at_entry(stream: StreamFigures | None) -> int | None:
+    if stream is None:
+        return None
+    return stream.usual_in_flight if stream.turns_out is None else stream.on_device
+
+
+def _ways(timeline: Timeline, names: list[int], start: I64) -> tuple[dict[str, I64], I64]:
+    """Return the moments of each batch's message into and out of a stage; and its bytes.
 
     A message belongs to the first pass that begins once it is there; of several the last counts.
     """
-    sent, posted, arrived = (np.full(start.shape, UNSEEN, dtype=np.int64) for _ in range(3))
+    moments = ("send_issued", "sent", "posted", "received", "arrived")
+    found = {name: np.full(start.shape, UNSEEN, dtype=np.int64) for name in moments}
     size = np.full(len(start), UNSEEN, dtype=np.int64)
     hops = rows_by_hop(timeline.transfers)
     for place in range(1, len(names)):
-        found = hops.get((names[place - 1], names[place]))
+        rows = hops.get((names[place - 1], names[place]))
         known = np.flatnonzero(start[:, place] != UNSEEN)
-        if found is None or not len(known):
+        if rows is None or not len(known):
             continue
-        messages = timeline.transfers.where(found)
+        messages = timeline.transfers.where(rows)
         row = np.searchsorted(start[known, place], messages.receive_end_ns)
         kept = row < len(known)
         batch = known[row[kept]]
-        np.maximum.at(arrived[:, place], batch, messages.receive_end_ns[kept])
-        np.maximum.at(posted[:, place], batch, messages.receive_issued_ns[kept])
-        np.maximum.at(sent[:, place - 1], batch, messages.send_start_ns[kept])
+        for name, at, column in (
+            ("arrived", place, messages.receive_end_ns),
+            ("received", place, messages.receive_start_ns),
+            ("posted", place, messages.receive_issued_ns),
+            ("sent", place - 1, messages.send_start_ns),
+            ("send_issued", place - 1, messages.send_issued_ns),
+        ):
+            np.maximum.at(found[name][:, at], batch, column[kept])
         np.maximum.at(size, batch, messages.message_bytes[kept])
-    return sent, posted, arrived, size
+    return found, size
+
+
+def _told(
+    ranks: Sequence[RankTimeline], numbers: Sequence[int]
+) -> tuple[I64, I64, I64, I64, I64] | None:
+    """Return what labels tell of each batch: phase, tokens, prompts, rows of decode, its turn."""
+    columns = tuple(np.full(len(numbers), UNSEEN, dtype=np.int64) for _ in range(5))
+    columns[0][:] = Phase.UNKNOWN
+    row_of = {number: row for row, number in enumerate(numbers)}
+    labelled = False
+    for rank in reversed(ranks):  # those of the first stage count first
+        turns = rank.turns
+        if turns is None:
+            continue
+        labelled = True
+        for turn in np.flatnonzero(~turns.empty).tolist():
+            row = row_of.get(int(turns.number[turn]))
+            if row is not None:
+                told = (turns.phase, turns.tokens, turns.prompts, turns.rows)
+                for column, values in zip(columns, told, strict=False):
+                    column[row] = values[turn]
+                columns[4][row] = turns.begin_ns[turn] if rank is ranks[0] else UNSEEN
+    if not labelled:
+        return None
+    return columns[0], columns[1], columns[2], columns[3], columns[4]
+
+
+def _padded(tokens: I64, size: I64) -> I64:
+    """Return the tokens that batches were computed with, by their messages.
+
+    A token takes the same bytes in every message: the most that divide all sizes and leave none
+    with fewer tokens than its label tells.
+    """
+    known = (size > 0) & (tokens > 0)
+    if not known.any():
+        return np.full(len(size), UNSEEN, dtype=np.int64)
+    common = int(np.gcd.reduce(size[known]))
+    most = int((size[known] // tokens[known]).min())
+    share = next((n for n in range(1, _MOST_TOKENS) if not common % n and common // n <= most), 0)
+    return np.where(size > 0, size * share // common, UNSEEN) if share else tokens
 
 
 def _tokens(traces: Sequence[RankTrace], size: I64) -> tuple[I64, bool]:
@@ -220,42 +338,6 @@ def _tokens(traces: Sequence[RankTrace], size: I64) -> tuple[I64, bool]:
                 if unit > 0:
                     return np.where(size > 0, size // unit, -1), True
     return np.full(len(size), -1, dtype=np.int64), False
-
-
-def _labels(
-    traces: Sequence[RankTrace], ranks: Sequence[RankTimeline], issued: I64
-) -> tuple[I64, I64] | None:
-    """Return phases and decoded requests by the names that an engine gives its batches."""
-    for place, trace in enumerate(traces):
-        annotations = trace.annotations
-        named = {}
-        for number in set(annotations.name[annotations.stream < 0].tolist()):
-            found = _read_label(trace.names[number])
-            if found is not None:
-                named[number] = found
-        if not named:
-            continue
-        rows = np.flatnonzero(np.isin(annotations.name, list(named)) & (annotations.stream < 0))
-        begins = annotations.start_ns[rows] + ranks[place].clock_offset_ns
-        row = np.searchsorted(begins, issued[:, place], side="right") - 1
-        phase, decoded = np.zeros(len(issued), dtype=np.int64), np.full(len(issued), -1)
-        for batch in np.flatnonzero((row >= 0) & (issued[:, place] != UNSEEN)).tolist():
-            phase[batch], decoded[batch] = named[int(annotations.name[rows[row[batch]]])]
-        return phase, decoded
-    return None
-
-
-def _read_label(name: str) -> tuple[Phase, int] | None:
-    counts = _LABEL.search(name)
-    if counts:
-        prompts, decoded = int(counts[2]), int(counts[4])
-        if prompts and decoded:
-            return Phase.MIXED, decoded
-        return (Phase.PREFILL, 0) if prompts else (Phase.DECODE, decoded)
-    mode = _MODES.search(name)
-    if mode is None:
-        return None
-    return {"DECODE": Phase.DECODE, "MIXED": Phase.MIXED}.get(mode[1], Phase.PREFILL), -1
 
 
 def pass_rows(work: Work, offset_ns: int, issued: int, end: int) -> I64:

@@ -21,9 +21,10 @@ from statistics import median
 
 import numpy as np
 
-from debubble.serving.batches import UNSEEN, Batches, Phase, pass_rows
+from debubble.serving.batches import UNSEEN, Batches, pass_rows
 from debubble.serving.queue import Queue
 from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
+from debubble.timeline.turns import Phase
 from debubble.timeline.work import Work, find_synchronisations, find_work
 from debubble.trace.columns import RankTrace
 
@@ -35,6 +36,8 @@ _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
 # Passes of one phase differ by this much at most; what is beyond is the profiler's.
 _MOST_SPREAD = (0.5, 2.0)
+# Batches of one size differ by a few tokens, which tell nothing of what a token takes.
+_TWICE = 2
 # A turn of a host that so many batches show is what it takes.
 _FEW = 4
 
@@ -88,6 +91,8 @@ class PhaseCosts:
     device_ns: float
     attention_ns: float
     """Of the device's, what grows with the context."""
+    token_ns: float
+    """Of the device's, for each token more in the batch, as batches of several sizes show it."""
     program: Program | None
 
 
@@ -104,6 +109,11 @@ class Costs:
     turn_ns: tuple[tuple[float, float], ...]
     """Of each stage's host, from the end of a pass to its next: after decode, after a prompt."""
     back_ns: float
+    on_device: int | None
+    """Batches that the devices take at once where a broadcast of sampled tokens holds the next one
+    up; None where nothing does."""
+    held_ns: float
+    """From the end of that batch to the start of the message that stood behind its tokens."""
     layers: tuple[int, ...] | None
     rest_share: tuple[float, ...]
     """Of each stage's pass, what is not of its layers."""
@@ -164,6 +174,8 @@ def measure_costs(
         wire_ns=((0.0, 0.0), *wires),
         turn_ns=_turns(batches, with_prompts, back_ns),
         back_ns=back_ns,
+        on_device=batches.at_entry if batches.held_back else None,
+        held_ns=float(np.median(queue.lag[:, 0])) if queue.held else 0.0,
         layers=layers,
         rest_share=rest,
         spread=(_spread(batches, batches.phase == Phase.DECODE), _spread(batches, with_prompts)),
@@ -176,7 +188,11 @@ def _wire(wire: I64, tokens: I64, sizes: tuple[float, float]) -> tuple[float, fl
     small = wire[tokens <= max(2 * decoded, float(np.min(tokens)))]
     large = wire[tokens > (decoded + prompts) / 2]
     least, a_token = float(np.median(small)), 0.0
-    if prompts > decoded and large.size:
+    if not prompts:
+        # Decode alone, in several sizes: one after another, slow ones count with the others.
+        a_token = _slope(tokens, wire)
+        least = float(wire.mean()) - a_token * (float(tokens.mean()) - decoded)
+    elif prompts > decoded and large.size:
         a_token = max(float(np.median(large)) - least, 0.0) / (prompts - decoded)
     return least - a_token * decoded, a_token
 
@@ -200,7 +216,7 @@ def _turns(
             told = (asked >= batches.sent[now, stage - 1]) & (batches.posted[now, stage] != UNSEEN)
         else:
             asked = batches.start[now, 0]
-            slots = batches.in_flight or 1
+            slots = (batches.at_entry if batches.held_back else batches.in_flight) or 1
             left = batches.end[np.maximum(now - slots, 0), -1]
             told = (now >= slots) & (left < free) & (left != UNSEEN)
         shown += [
@@ -210,9 +226,13 @@ def _turns(
             )
         ]
 
+    # Hosts that hand shapes over ask for a message when the host before has done so: only those
+    # that are late in most batches take so long themselves.
+    enough = max(_FEW, len(now) // 2) if batches.turn_known else _FEW
+
     def middle(stages: Sequence[int], prompts: bool) -> float | None:
         mine = [one for at, phase, one in shown if at in stages and phase == prompts]
-        return float(np.median(mine)) if len(mine) >= _FEW else None
+        return float(np.median(mine)) if len(mine) >= enough else None
 
     def of(stage: int, prompts: bool) -> float:
         for stages in ((stage,), range(1, batches.stages)):
@@ -256,10 +276,20 @@ def _phase_costs(
                 length_ns=float(np.median(length[rows, stage])),
                 device_ns=float(np.median(batches.busy[rows, stage])),
                 attention_ns=attention,
+                token_ns=_slope(batches.tokens[rows], batches.busy[rows, stage]),
                 program=program,
             )
         )
     return tuple(found)
+
+
+def _slope(tokens: I64, device_ns: I64) -> float:
+    """Return what a token more takes, by least squares; nothing where no batch is twice another."""
+    if not len(tokens) or tokens.max() < _TWICE * max(int(tokens.min()), 1):
+        return 0.0
+    apart = tokens - tokens.mean()
+    square = float((apart * apart).sum())
+    return max(float((apart * device_ns).sum()) / square, 0.0) if square else 0.0
 
 
 def _read_program(
@@ -372,16 +402,20 @@ def _device(
     of_prompt, of_rows = grown
     decode = costs.decode[stage]
     rest = decode.device_ns - decode.attention_ns
-    attention = decode.attention_ns * of_rows * rows / max(decode.tokens, 1.0)
+    more = rows - decode.tokens
+    # Where decode ran in several sizes they tell what a request more takes, its attention too.
+    each = 1.0 if decode.token_ns else rows / max(decode.tokens, 1.0)
+    attention = decode.attention_ns * of_rows * each
     if costs.prompts is None:
-        return rest + attention
+        return rest + attention + decode.token_ns * more
     prompts = costs.prompts[stage]
-    slope = (prompts.device_ns - prompts.attention_ns - rest) / max(
-        prompts.tokens - decode.tokens, 1.0
-    )
-    rest += max(slope, 0.0) * (prompt_tokens + rows - decode.tokens)
     chunk = max(prompts.tokens - decode.tokens, 1.0)
     own = max(prompts.attention_ns - decode.attention_ns, 0.0)
+    slope = (prompts.device_ns - prompts.attention_ns - rest) / chunk
+    if prompts.token_ns:
+        slope = prompts.token_ns - own / chunk
+    slope = max(slope, 0.0)
+    rest += slope * prompt_tokens + (decode.token_ns or slope) * more
     return max(rest, 0.0) + attention + own * of_prompt * prompt_tokens / chunk
 
 

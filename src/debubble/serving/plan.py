@@ -13,10 +13,12 @@ import numpy as np
 
 from debubble.errors import NoFit
 from debubble.serving.account import StreamAccount
-from debubble.serving.batches import Phase
+from debubble.serving.batches import Batches
 from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
+from debubble.timeline.model import I64
+from debubble.timeline.turns import Phase
 from debubble.trace.columns import RankTrace
 from debubble.units import show_percent
 
@@ -41,6 +43,8 @@ _NOISE = 0.08
 # How many times as quick hosts may be without the profiler, where no metrics tell: on our engine
 # they were 2.0 and 2.5 times.
 WITHOUT_PROFILER = 3.0
+# Tokens of an answer where nothing tells; without prompts it changes nothing.
+_ANSWER = 64
 # What gains less is not worth a restart.
 _WORTH = 0.02
 _NEARLY = 0.9
@@ -59,6 +63,8 @@ class ServerModel:
     traffic: Traffic
     setting: Setting
     pace: Pace
+    engine: str | None
+    """Whose labels the batches have."""
     as_is: ServerRates
     off: float
     """How far the model is from what was measured."""
@@ -119,7 +125,7 @@ class ServerOption:
         return "no" if self.high < 1 + _WORTH else "maybe"
 
 
-def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument each)
+def model_server(  # noqa: C901, PLR0913 (what the traces may not tell, one argument each)
     account: StreamAccount,
     traces: Sequence[RankTrace],
     *,
@@ -138,8 +144,15 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
             "no batch that only decodes was captured: what a token takes is not known",
             hint="capture longer, with record_shapes=True",
         )
-    setting = Setting(in_flight=queue.in_flight or 1, chunk=costs.chunk)
-    if traffic is None:
+    setting = Setting(in_flight=batches.groups or queue.in_flight or 1, chunk=costs.chunk)
+    if batches.turn_known and costs.prompts is not None:
+        prompts = batches.tokens - np.maximum(batches.rows, 0)
+        setting = replace(setting, chunk=int(prompts.max()), together=True)
+    if traffic is None and costs.prompts is None:
+        # What the server did before and after was of prompts too: of answers alone, batches tell.
+        traffic = _decoding(batches)
+        tokens_out_per_s = None
+    elif traffic is None:
         traffic = _traffic(account, costs, setting, requests_running, tokens_in_out)
         if requests_waiting and requests_waiting >= 1:
             # More come than batches take: those that run are as many as they may take.
@@ -151,15 +164,16 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
             "no batch with a prompt was captured: what prompts take is not known",
             hint="capture longer: some prompts must fall into it",
         )
-    pace = Pace()
-    if tokens_out_per_s is not None:
-        found = calibrate(costs, traffic, setting, tokens_out_per_s)
-        if found is None:
+    found = tokens_out_per_s and calibrate(costs, traffic, setting, tokens_out_per_s)
+    if tokens_out_per_s and found is None:
+        if not batches.turn_known:
             raise NoFit(
                 "no pace of hosts lands on what the server did without the profiler",
                 hint="state the traffic that it had then: --load 'clients=32 prompt=512 output=48'",
             )
-        pace = found
+        # What holds its batches up is not its hosts' pace: figures stay those under the profiler.
+        tokens_out_per_s = None
+    pace = found or Pace()
     as_is = serve(costs, traffic, setting, pace, traffic.prompt)
     off = missed = 0.0
     if tokens_out_per_s is None:
@@ -178,12 +192,18 @@ def model_server(  # noqa: PLR0913 (what the traces may not tell, one argument e
         traffic=traffic,
         setting=setting,
         pace=pace,
+        engine=batches.ranks[0].parallelism.framework if batches.turn_known else None,
         as_is=as_is,
         off=off,
         quick=None
         if tokens_out_per_s is not None
         else serve(costs, traffic, setting, Pace(hosts=WITHOUT_PROFILER), traffic.prompt),
     )
+
+
+def _decoding(batches: Batches) -> Traffic:
+    """Return traffic of answers alone."""
+    return Traffic(clients=batches.requests, prompts=((0, 1.0),), output=_ANSWER)
 
 
 def _queue_of(account: StreamAccount) -> Queue:
@@ -217,6 +237,7 @@ def _traffic(
     mixed = float(((phase == Phase.MIXED) | (phase == Phase.PREFILL)).mean())
     if tokens is not None and tokens[1] > 0:
         into, out = tokens
+        into = _computed(account.batches, into, out)
         # Requests are cut at both ends of a count: what is nearly whole chunks is whole ones.
         chunks = into / setting.chunk
         if chunks > _NEARLY and abs(chunks - round(chunks)) < 1 - _NEARLY:
@@ -225,10 +246,25 @@ def _traffic(
             clients=clients, prompts=((max(1, round(into)), 1.0),), output=max(2, round(out))
         )
     if not mixed:
-        return Traffic(clients=clients, prompts=((0, 1.0),), output=64)
+        return Traffic(clients=clients, prompts=((0, 1.0),), output=_ANSWER)
     # Each request has one batch with its prompt among those that answer it.
     output = max(2, round(clients / setting.in_flight / mixed))
     return Traffic(clients=clients, prompts=((setting.chunk, 1.0),), output=output)
+
+
+def _computed(batches: Batches, prompt: float, answer: float) -> float:
+    """Return how many tokens of a prompt are computed: a cache of prefixes has the others.
+
+    A prompt that is cut in chunks is in as many batches; one that is not is in one of them whole.
+    """
+    held = batches.prompts > 0
+    if not batches.turn_known or not held.any():
+        return prompt
+    tokens = batches.tokens[held] - np.maximum(batches.rows[held], 0)
+    longest = float((tokens / batches.prompts[held]).max())
+    ended = max(float(batches.rows[batches.rows > 0].sum()) / answer, 1.0)
+    chunked = float(batches.prompts[held].sum()) / ended > prompt / longest / 2
+    return prompt if chunked else min(prompt, longest)
 
 
 def _played_off(account: StreamAccount, queue: Queue, costs: Costs) -> tuple[float, float]:
@@ -242,6 +278,8 @@ def _played_off(account: StreamAccount, queue: Queue, costs: Costs) -> tuple[flo
     for row in np.flatnonzero(batches.tokens > 0).tolist():
         decodes, tokens = batches.phase[row] == Phase.DECODE, int(batches.tokens[row])
         decoded = tokens if decodes else min(tokens, round(costs.decode[0].tokens))
+        if batches.turn_known and batches.rows[row] >= 0:
+            decoded = int(batches.rows[row])
         for stage in range(stages):
             length[row, stage], turn[row, stage] = pass_ns(
                 costs, Pace(), stage, prompt_tokens=tokens - decoded, rows=decoded
@@ -258,10 +296,17 @@ def _played_off(account: StreamAccount, queue: Queue, costs: Costs) -> tuple[flo
         turn=np.rint(turn[np.maximum(rows - 1, 0)]).astype(np.int64),
         wire=np.rint(wire[rows]).astype(np.int64),
         begin=np.zeros_like(queue.begin),
-        lag=np.zeros_like(queue.lag),
+        lag=_held_lag(queue, costs),
         back=np.full(len(queue), round(costs.back_ns)),
     )
     return float(missed), played.turn_ns() / (account.turn_ns or 1.0) - 1
+
+
+def _held_lag(queue: Queue, costs: Costs) -> I64:
+    """Return what messages wait for beyond a batch whose tokens held them up."""
+    lag = np.zeros_like(queue.lag)
+    lag[:, 0] = round(costs.held_ns)
+    return lag
 
 
 def predict(
@@ -322,6 +367,8 @@ def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[Server
     slots = {max(1, round(now.in_flight * times)) for times in _TIMES}
     slots |= {costs.stages, costs.stages + 1, 2 * costs.stages}
     settings = [replace(now, in_flight=count) for count in sorted(slots - {now.in_flight})]
+    if model.engine is not None:  # its scheduler sends out as many as there are stages
+        settings = []
     if costs.prompts is not None:
         longest = max(length for length, _ in model.traffic.prompts)
         chunks = {max(16, round(now.chunk * times / 16) * 16) for times in _TIMES}

@@ -40,6 +40,9 @@ class Queue:
     """Of each batch: from the end of the one that held its slot to its own start."""
     entered: I64
     """When each batch entered in the recording; what holds it without a slot."""
+    held: bool = False
+    """A message leaves the first stage when the batch before has been sampled, no sooner: it stands
+    behind the broadcast of its tokens."""
     opened: I64
     """When each stage could take the first batch: it may have been at work on those before."""
 
@@ -64,6 +67,9 @@ class Queue:
             for stage in range(stages):
                 if stage:
                     there = at + row_lag[stage - 1]
+                    if self.held and stage == 1 and batch:
+                        sampled = int(end[batch - 1, -1])
+                        there = max(at, sampled) + row_lag[0]
                     asked = free[stage] + row_turn[stage] if batch else opened[stage]
                     at = max(there, asked) + row_wire[stage] + row_begin[stage]
                 start[batch, stage] = at
@@ -102,14 +108,19 @@ def measure_queue(batches: Batches) -> Queue | None:
         sent = np.where(known, sent, end[:, stage - 1])
         posted = np.where(known, posted, sent)
         there = np.where(known, np.minimum(there, start[:, stage]), start[:, stage])
-        lag[:, stage - 1] = np.maximum(sent - end[:, stage - 1], 0)
+        ready = end[:, stage - 1]
+        if batches.held_back and stage == 1:
+            ready = np.maximum(ready, before[:, -1])
+        lag[:, stage - 1] = np.maximum(sent - ready, 0)
         asked = np.maximum(posted, before[:, stage])
         wire[:, stage] = np.maximum(there - np.maximum(sent, asked), 0)
         begin[:, stage] = start[:, stage] - there
         turn[:, stage] = _turns(asked - before[:, stage], asked >= sent)
         told.append(int((asked >= sent).sum()))
     back = np.zeros(len(rows), dtype=np.int64)
-    slots, seen = batches.in_flight, batches.at_entry
+    # Those that wait in the first host, behind what holds it up, are not on the devices.
+    slots = batches.at_entry if batches.held_back else batches.in_flight
+    seen = batches.at_entry
     if slots is not None and seen is not None and max(slots, seen) < len(rows):
         if batches.first_sets_pace:  # how many it would let in does not show
             slots = min(max(slots, stages), len(rows) - 1)
@@ -130,8 +141,37 @@ def measure_queue(batches: Batches) -> Queue | None:
         begin=begin,
         lag=lag,
         back=back,
+        held=batches.held_back,
         entered=start[:, 0].copy(),
         opened=start[0] - begin[0],
+    )
+
+
+def without_broadcasts(batches: Batches, queue: Queue) -> Queue:
+    """Return the queue with sends, receives and passes that no broadcast of tokens holds up.
+
+    Then as many are under way as the scheduler sends out, and hosts set the pace where they take
+    longer than their devices: from a batch's message, or its turn, to when they pass it on.
+    """
+    rows = np.flatnonzero(np.isin(batches.start[:, 0], queue.entered))
+    start, end = batches.start[rows], batches.end[rows]
+    issued, posted = batches.issued[rows], batches.posted[rows]
+    passed_on, received = batches.send_issued[rows], batches.received[rows]
+    there = np.where(posted != UNSEEN, batches.arrived[rows], start)
+    sent = np.concatenate((np.full((len(rows), 1), UNSEEN), batches.sent[rows, :-1]), axis=1)
+    came = np.where(posted != UNSEEN, posted, batches.turn[rows][:, None])
+    known = (passed_on != UNSEEN) & (came != UNSEEN)
+    takes = np.where(known, passed_on - came, 0)
+    return replace(
+        queue,
+        in_flight=max(batches.in_flight or 1, queue.in_flight or 1),
+        held=False,
+        lag=np.maximum(np.where(known, passed_on - end, 0), 0),
+        wire=np.clip(there - np.maximum(sent, received), 0, queue.wire),
+        begin=np.clip(issued - there, 0, queue.begin),
+        turn=np.maximum(queue.turn, takes - queue.length),
+        back=np.zeros_like(queue.back),
+        entered=np.full(len(queue), queue.entered[0]),
     )
 
 

@@ -47,6 +47,8 @@ class Setting:
     layers: tuple[int, ...] | None = None
     """Of each stage; None as recorded."""
     requests_a_batch: int | None = None
+    together: bool = False
+    """A batch takes chunks of several prompts, up to `chunk` tokens; else of one."""
     repaired: tuple[int, ...] = ()
     """Stages whose incoming hop is to be as quick as the others."""
 
@@ -87,7 +89,7 @@ def _lengths(traffic: Traffic, count: int) -> list[int]:
     return found
 
 
-def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
+def serve(  # noqa: C901, PLR0912, PLR0915 (one loop, as an engine's is)
     costs: Costs, traffic: Traffic, setting: Setting, pace: Pace, recorded_prompt: float
 ) -> ServerRates:
     """Run a server until it has come round some times."""
@@ -114,7 +116,8 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
     layers = setting.layers or (None,) * costs.stages
     free = [0.0] * costs.stages
     landed = [0.0] * slots
-    flying: list[tuple[_Request | None, int, list[_Request]] | None] = [None] * slots
+    ended: list[float] = []
+    flying: list[tuple[list[tuple[_Request, int]], list[_Request]] | None] = [None] * slots
     out = into = held = 0
     rounds: list[tuple[float, int, int, int]] = []
     firsts: list[float] = []
@@ -126,9 +129,9 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
         now = landed[slot]
         flight = flying[slot]
         if flight is not None:
-            prompting, tokens, answered = flight
-            into += tokens
-            if prompting is not None:
+            prompts, answered = flight
+            for prompting, tokens in prompts:
+                into += tokens
                 prompting.done += tokens
                 if prompting.done >= prompting.prompt:
                     prompting.out, prompting.first = 1, now
@@ -145,14 +148,23 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
                         # Whole rounds are counted: from an end in the first seat to its last.
                         rounds.append((now, out + len(answered), into, number))
             out += len(answered)
-        prompting = next((one for one in group if one.done < one.prompt), None)
-        tokens = min(setting.chunk, prompting.prompt - prompting.done) if prompting else 0
+        prompts, tokens = [], 0
+        for prompting in (one for one in group if one.done < one.prompt):
+            chunk = min(setting.chunk - tokens, prompting.prompt - prompting.done)
+            if chunk > 0 and (setting.together or not prompts):
+                prompts.append((prompting, chunk))
+                tokens += chunk
         answered = [one for one in group if one.done >= one.prompt]
-        grown = _grown(prompting, tokens, answered, recorded_prompt, costs.chunk)
+        longest = max((one for one, _ in prompts), key=lambda one: one.done, default=None)
+        grown = _grown(longest, tokens, answered, recorded_prompt, costs.chunk)
         phase = int(tokens > 0)
         at = max(free[0] + turns[0], now + back)
+        if costs.on_device is not None and number >= costs.on_device:
+            at = max(at, ended[number - costs.on_device] + back)
         for stage in range(costs.stages):
             if stage:
+                if stage == 1 and costs.on_device is not None and number:
+                    at = max(at, ended[number - 1]) + costs.held_ns
                 wire = wire_ns(costs, stage, tokens + len(answered), setting.repaired)
                 at = max(at, free[stage] + turns[stage]) + wire
             taken_ns, turns[stage] = pass_ns(
@@ -167,7 +179,8 @@ def serve(  # noqa: C901, PLR0915 (one loop, as an engine's is)
             spread = costs.spread[phase]
             at += taken_ns * spread[(number * costs.stages + stage) % len(spread)]
             free[stage] = at
-        landed[slot], flying[slot] = at, (prompting, tokens, answered)
+        ended.append(at)
+        landed[slot], flying[slot] = at, (prompts, answered)
         held = max(held, sum(one.done + one.out for each in groups for one in each))
     if len(rounds) < 2:
         rounds = [(0.0, 0, 0, 0), (max(landed), out, into, count)]

@@ -32,6 +32,7 @@ from debubble.timeline.model import (
     Timeline,
     union_of,
 )
+from debubble.timeline.turns import Turns
 from debubble.timeline.work import Work, names_like
 from debubble.trace.columns import RankTrace
 from debubble.units import NS_PER_S, counted
@@ -51,6 +52,8 @@ _TAIL_PERCENT = 95
 _STEADY = 0.6
 # Fewer that are seen from end to end tell no turn.
 FEWEST_BATCHES = 4
+# No scheduler has more turns out than this.
+_MOST_OUT = 64
 # Fewer batches that enter keep to no number.
 _FEW_ENTRIES = 3
 # A batch that enters so many times later than a host needs had to wait for another to leave. Hosts
@@ -169,6 +172,12 @@ class StreamFigures:
     may_be: tuple[int, int | None]
     """How many may be usual, from and to (None: any number): captures may not show which batch of
     one rank is which of the next."""
+    on_device: int
+    """How many are on the devices when the first stage begins one: the others wait in its host."""
+    empty_turns: float
+    """The share of its scheduler's turns that had no request; 0 where no label tells."""
+    turns_out: int | None
+    """Turns that the scheduler has out at once, empty ones too; None where no label tells."""
     first_sets_pace: bool
     """Batches enter when the first stage is free, not when one has left: its driver may allow more
     than are ever seen."""
@@ -215,15 +224,27 @@ def measure_stream(
         return None
     length = span[1] - span[0]
     whole = len(ranks) * length
-    entered, freed, left, gone = _ways(timeline, ranks)
+    number, entered, freed, left, gone = _ways(timeline, ranks)
     both = sorted(entered.keys() & left.keys())
     latency = np.array([left[batch] - entered[batch] for batch in both], dtype=np.int64)
     in_flight, lasts, at_entry = _count_in_flight(entered, gone, span)
-    usual = round(float(np.median(list(at_entry.values()) or in_flight[-1:])))
+    usual = on_device = round(float(np.median(list(at_entry.values()) or in_flight[-1:])))
     paced = _first_sets_pace(at_entry, entered, freed, gone)
+    turns = ranks[0].turns
+    turned = turns is not None and len(turns.begin_ns) > 0
+    turns_out, empty_turns = None, 0.0
+    if turns is not None and turned:  # the scheduler sends out what the first host then holds
+        taken = zip(turns.number.tolist(), turns.begin_ns.tolist(), strict=True)
+        sent_out = {number[batch]: begin for batch, begin in taken if batch in number}
+        in_flight, lasts, at_entry = _count_in_flight(sent_out, gone, span)
+        usual, paced = round(float(np.median(list(at_entry.values()) or in_flight[-1:]))), False
+        over = {batch: gone[row] for batch, row in number.items() if row in gone}
+        turns_out, empty_turns = _turns_out(ranks, over, span), float(turns.empty.mean())
     if paced:  # how many it would let in does not show: so many at the least
         usual = max(at_entry.values())
-    kept = sum(count == usual for count in at_entry.values()) > _STEADY * len(at_entry)
+    # An asynchronous scheduler is a batch ahead now and then.
+    ahead = int(turned)
+    kept = sum(abs(count - usual) <= ahead for count in at_entry.values()) > _STEADY * len(at_entry)
     steady = len(at_entry) >= _FEW_ENTRIES and (kept or paced)
     captured = (ranks[0].rank, ranks[-1].rank)
     steady &= captured == (ranks[0].members[0], ranks[0].members[-1])
@@ -241,6 +262,9 @@ def measure_stream(
         batches_in_flight=float((in_flight * lasts).sum() / length),
         most_in_flight=int(in_flight.max(initial=0)),
         usual_in_flight=usual,
+        on_device=on_device,
+        empty_turns=empty_turns,
+        turns_out=turns_out,
         steady=steady,
         stated=stated,
         may_be=may_be,
@@ -252,6 +276,36 @@ def measure_stream(
         batches=len(latency),
         batches_per_s=_batches_per_s(timeline, ranks, span, usual if steady else 1, paced=paced),
     )
+
+
+def _turns_out(
+    ranks: tuple[RankTimeline, ...], gone: Mapping[int, int], span: tuple[int, int]
+) -> int | None:
+    """Return how many turns a scheduler mostly has out when it begins another, empty ones too.
+
+    An empty turn is over when the last rank's host has taken it.
+    """
+    first, last = ranks[0].turns, ranks[-1].turns
+    if first is None or last is None:
+        return None
+
+    def keys(turns: Turns) -> list[tuple[int, int]]:
+        """Name each turn by the last batch up to it, and how many empty ones followed that."""
+        reached = np.maximum.accumulate(turns.number)
+        rows = np.arange(len(reached))
+        since = rows - np.maximum.accumulate(np.where(turns.empty, 0, rows))
+        return list(zip(reached.tolist(), since.tolist(), strict=True))
+
+    over = {
+        key: gone.get(key[0]) if not key[1] else begin
+        for key, begin in zip(keys(last), last.begin_ns.tolist(), strict=True)
+    }
+    begins, out = first.begin_ns.tolist(), []
+    for row, moment in enumerate(begins):
+        if span[0] <= moment <= span[1]:
+            before = [over.get(key) for key in keys(first)[max(row - _MOST_OUT, 0) : row]]
+            out.append(1 + sum(end is not None and end > moment for end in before))
+    return round(float(np.median(out))) if out else None
 
 
 def _hold_against(stated: int, may_be: tuple[int, int | None]) -> None:
@@ -320,10 +374,8 @@ def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
     return max(starts), min(ends)
 
 
-def _ways(
-    timeline: Timeline, ranks: tuple[RankTimeline, ...]
-) -> tuple[dict[int, int], dict[int, int], dict[int, int], dict[int, int]]:
-    """Return when each batch entered, left the first stage and the last, and was gone, where seen.
+def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[dict[int, int], ...]:
+    """Return each batch's number, and when it entered, left the first stage and the last, was gone.
 
     It is gone when the first rank has its answer; where nothing answers it, when it has left.
     """
@@ -333,6 +385,7 @@ def _ways(
     )
     named = sorted(set(_batches(passes)))
     number = {batch: row for row, batch in enumerate(named)}
+    rows = {batch: row for (_, batch), row in number.items()}
     first = passes.where(passes.stage == passes.stage.min())
     last = passes.where(passes.stage == passes.stage.max())
     in_last = [number[batch] for batch in _batches(last)]
@@ -349,7 +402,7 @@ def _ways(
     known = row >= 0
     answered = [in_last[at] for at in row[known].tolist()]
     gone = dict(zip(answered, answers.receive_end_ns[known].tolist(), strict=True))
-    return entered, freed, left, gone or left
+    return rows, entered, freed, left, gone or left
 
 
 def _first_sets_pace(

@@ -42,8 +42,22 @@ from debubble.timeline.lines import (
     stage_passes_of,
     without_bystanders,
 )
-from debubble.timeline.memory import StagePasses, count_layers, recomputed_share
+from debubble.timeline.meetings import (
+    Attendance,
+    attend,
+    crosses_stages,
+    join_meetings,
+    meet,
+)
+from debubble.timeline.memory import (
+    StagePasses,
+    count_layers,
+    count_served_layers,
+    recomputed_share,
+)
 from debubble.timeline.model import (
+    UNKNOWN,
+    Meetings,
     Parallelism,
     Passes,
     RankTimeline,
@@ -86,6 +100,7 @@ from debubble.timeline.transfers import (
     pair_earlier,
     pair_with_more,
 )
+from debubble.timeline.turns import Turns, assign_by_turns, find_turns
 from debubble.timeline.work import find_waits, find_work, order_by_use
 from debubble.trace.columns import KernelKind, Operation, RankTrace
 from debubble.trace.run import Run
@@ -183,12 +198,14 @@ def build_part(
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
     assigned: list[dict[int, Assignment]] = []
+    counted_before: list[Mapping[int, int]] = []
     unsure: dict[int, tuple[int, int | None]] = {}
     for chain in chains:
-        before, off = ({}, (0, 0)) if in_steps else _batches_before(posted, chain, shifts)
+        before, off = ({}, (0, 0)) if in_steps else _batches_before(ranks, chain, shifts, transfers)
         unsure |= {len(assigned): off} if off != (0, 0) else {}
         passes_of_ranks, unknown = _assign_passes(chain, ranks, before, in_steps=in_steps)
         assigned.append(passes_of_ranks)
+        counted_before.append(before)
         gaps += unknown
         told = [(r, passes_of_ranks[r.rank]) for r in ranks if r.rank in passes_of_ranks]
         gaps += doubt_passes(told)
@@ -198,6 +215,7 @@ def build_part(
     passes: list[Passes] = []
     for number, chain in enumerate(chains):
         drawn, ran = _draw_pipeline(number, chain, ranks, assigned[number], clocks.offset_ns)
+        drawn = [_with_turns(line, ranks, counted_before[number]) for line in drawn]
         lines += drawn
         passes += ran
         missing = partial(missing_in_flight, join_columns(ran, by="start_ns"), chain.ranks)
@@ -241,7 +259,16 @@ def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> tuple[list[Ran
         record_rank(trace, computed, find_steps(trace) if marked else whole_run())
         for trace, computed in zip(named, work, strict=True)
     ]
-    return ranks, bool(rings)
+    return (ranks if marked else [_tagged(rank) for rank in ranks]), bool(rings)
+
+
+def _tagged(rank: RankRecord) -> RankRecord:
+    """Tell messages by their batches, where an engine names those."""
+    turns, messages = find_turns(rank.trace), rank.messages
+    if turns is None:
+        return rank
+    tag = turns.tags(messages.issued_ns, messages.is_send)
+    return replace(rank, messages=replace(messages, tag=tag))
 
 
 def _order_ranks(ranks: Sequence[RankRecord]) -> list[Chain]:
@@ -349,25 +376,40 @@ def _telling_clocks(transfers: Transfers, shifts: Shifts) -> Transfers:
 
 
 def _batches_before(
-    posted: Mapping[int, RankMessages], chain: Chain, shifts: Shifts
+    ranks: Sequence[RankRecord], chain: Chain, shifts: Shifts, transfers: Transfers
 ) -> tuple[dict[int, int], tuple[int, int | None]]:
     """Return what to add to a rank's count of batches, where captures began at different ones; and
     how many fewer may lie between the first rank and the last than that tells, and how many more.
     """  # noqa: D205 (one sentence)
+    posted = {rank.rank: rank.posted for rank in ranks}
+    turns = {rank.rank: turns for rank in ranks if (turns := find_turns(rank.trace)) is not None}
     first, fewer = [0], 0
     more: int | None = 0
     for left, right in pairwise(chain.ranks):
         shift = 0
         if left in posted and right in posted:
             found = shifts[left, right]
+            each = _sent_at_a_time(ranks, left, right)
             if found is not None:
-                shift, fewer = found.first, fewer + found.most - found.first
+                shift, fewer = found.first // each, fewer + (found.most - found.first) // each
                 if more is not None:
-                    more = None if found.least is None else more + found.first - found.least
-            shift -= count_cut_off(posted[left].messages, chain.beside(left))
+                    least = found.least
+                    more = None if least is None else more + (found.first - least) // each
+            if left in turns and right in turns:
+                shift = _batches_apart(transfers, (left, right), turns[left], turns[right])
+            else:
+                shift -= count_cut_off(posted[left].messages, chain.beside(left))
         first.append(first[-1] + shift)
     before = {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}
     return before, (fewer, more)
+
+
+def _batches_apart(transfers: Transfers, hop: tuple[int, int], left: Turns, right: Turns) -> int:
+    """Return how many batches later one rank's first label is than another's, by their messages."""
+    mine = transfers.where((transfers.source == hop[0]) & (transfers.destination == hop[1]))
+    sent, received = left.under_way(mine.send_issued_ns), right.following(mine.receive_issued_ns)
+    apart = (sent - received)[(sent >= 0) & (received >= 0)]
+    return int(np.median(apart)) if len(apart) else 0
 
 
 def _assign(
@@ -377,6 +419,9 @@ def _assign(
     labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
     if labelled is not None:
         return labelled
+    turns = None if before is None else find_turns(rank.trace)
+    if turns is not None:
+        return assign_by_turns(rank, turns, chain, before or 0)
     beside = chain.beside(rank.rank)
     posts = replace(
         _posts(rank),
@@ -451,17 +496,23 @@ def _draw_pipeline(
     passes: list[Passes] = []
     seen: list[StagePasses] = []
     numbers: dict[str, int] = {}
-    for rank in (rank for rank in ranks if rank.rank in chain.ranks):
-        assignment, data = without_bystanders(rank, assigned[rank.rank])
+    mine = [rank for rank in ranks if rank.rank in chain.ranks]
+    meetings = _meet(chain, mine, offset_ns)
+    shown = _shown(mine, assigned)
+    for rank in mine:
+        assignment, data = without_bystanders(rank, assigned[rank.rank], chain.ranks)
         position, offset = chain.ranks.index(rank.rank), offset_ns[rank.rank]
         ran = passes_of(rank, assignment, position, offset)
         stages = tuple(sorted(set(ran.stage.tolist())))
         place = number, position
-        line = line_of(rank, assignment, data, stages=stages, place=place, offset=offset)
-        lines.append(replace(line, members=chain.ranks))
+        line = line_of(
+            rank, assignment, data, members=chain.ranks, stages=stages, place=place, offset=offset
+        )
+        lines.append(replace(line, meetings=meetings.where(meetings.rank == rank.rank)))
         passes.append(ran)
-        seen += stage_passes_of(rank, assignment, position, numbers)
-    layers, again, divided = count_layers(seen), recomputed_share(seen), _divide(chain, ranks)
+        seen += stage_passes_of(rank, assignment, position, numbers, shown)
+    layers = count_layers(seen) if shown is None else count_served_layers(seen)
+    again, divided = recomputed_share(seen), _divide(chain, ranks)
     shares = {one.stage: one.weight_share for one in seen if one.weight_share is not None}
     for row, line in enumerate(lines):
         lines[row] = replace(
@@ -472,6 +523,39 @@ def _draw_pipeline(
             parallelism=divided,
         )
     return lines, passes
+
+
+def _shown(ranks: Sequence[RankRecord], assigned: Mapping[int, Assignment]) -> int | None:
+    """Return a batch that all ranks of a labelled stream show: sizes differ, and so do kernels."""
+    if any(find_turns(rank.trace) is None or len(np.unique(rank.work_step)) > 1 for rank in ranks):
+        return None
+    held = [set(assigned[rank.rank].microbatch.tolist()) - {UNKNOWN} for rank in ranks]
+    common = sorted(set.intersection(*held)) if held else []
+    return common[len(common) // 2] if common else None
+
+
+def _with_turns(
+    line: RankTimeline, ranks: Sequence[RankRecord], before: Mapping[int, int]
+) -> RankTimeline:
+    """Add the turns of its scheduler to the line of a rank that streams."""
+    if line.rank not in before:
+        return line
+    trace = next(rank.trace for rank in ranks if rank.rank == line.rank)
+    turns = find_turns(trace)
+    return replace(line, turns=turns and turns.laid(line.clock_offset_ns, before[line.rank]))
+
+
+def _meet(chain: Chain, ranks: Sequence[RankRecord], offset_ns: Mapping[int, int]) -> Meetings:
+    """Match the collectives among ranks of different stages of a pipeline."""
+    seen: dict[str, dict[int, Attendance]] = {}
+    sizes: dict[str, int] = {}
+    for rank in ranks:
+        for number, group in enumerate(rank.trace.groups):
+            if crosses_stages(group, chain.ranks):
+                attendance = attend(rank.trace, number, offset_ns[rank.rank])
+                seen.setdefault(group.name, {})[rank.rank] = attendance
+                sizes[group.name] = len(group.ranks) or len(chain.ranks)
+    return join_meetings([meet(members, sizes[name]) for name, members in seen.items()])
 
 
 def _divide(chain: Chain, ranks: Sequence[RankRecord]) -> Parallelism:
@@ -497,6 +581,9 @@ def _divide(chain: Chain, ranks: Sequence[RankRecord]) -> Parallelism:
         and backwards.sum() > max(1, int(forwards.sum()))
     ):
         found = replace(found, framework="deepspeed")
+    turns = find_turns(first.trace)
+    if found.framework is None and turns is not None:
+        found = replace(found, framework=turns.engine)
     operators = first.trace.operators
     shapes = operators.shape[(operators.operation == Operation.SEND) & (operators.shape >= 0)]
     usual = first.trace.names[int(np.bincount(shapes).argmax())] if len(shapes) else ""

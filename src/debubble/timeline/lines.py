@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from debubble.timeline.bubble import find_outside
+from debubble.timeline.meetings import crossing_work
 from debubble.timeline.memory import PassKernels, StagePasses, measure_memory, weight_share
 from debubble.timeline.model import (
     I64,
@@ -25,6 +26,7 @@ from debubble.timeline.model import (
     RankCollectives,
     RankTimeline,
     Role,
+    no_intervals,
     role_of,
     union_of,
     without,
@@ -39,6 +41,7 @@ from debubble.timeline.work import (
     find_side_work,
     find_synchronisations,
     held_up_of,
+    names_like,
     number_passes,
     synchronised_of,
     unissued_of,
@@ -51,6 +54,7 @@ _KINDS = (
     (re.compile(r"all_?gather", re.IGNORECASE), CollectiveKind.ALL_GATHER),
     (re.compile(r"all_?reduce", re.IGNORECASE), CollectiveKind.ALL_REDUCE),
 )
+_HOST_SEND = re.compile(r"^gloo:send$")
 _OTHER = 255
 _SIDE = (
     ("Memcpy HtoD", "copies_to_device"),
@@ -62,14 +66,16 @@ _BESIDE = "kernels_of_other_streams"
 _FEW, _ENOUGH = 0.5, 4
 
 
-def without_bystanders(rank: RankRecord, assignment: Assignment) -> tuple[Assignment, Flags]:
+def without_bystanders(
+    rank: RankRecord, assignment: Assignment, members: tuple[int, ...]
+) -> tuple[Assignment, Flags]:
     """Take out of the passes what is launched in their midst and is no work of theirs.
 
     Gathers of sharded parameters and reductions of gradients run beside passes; copies of a batch
     to the device come before forward passes, whenever the host has them ready. Return also which
     work is such a gather or reduction: a collective of a data-parallel or sharded group. A group
     that nothing names is one if its collectives are in few of the passes: those that share a stage
-    run in every one.
+    run in every one. A collective among ranks of different stages, `members`, is a message.
     """
     work, group = rank.work, rank.work.group
     roles = [role_of(named) for named in rank.trace.groups]
@@ -84,6 +90,7 @@ def without_bystanders(rank: RankRecord, assignment: Assignment) -> tuple[Assign
                 data |= mine
     data &= work.collective
     beside = data | ((assignment.kind == PassKind.F) & work.upload)
+    beside |= crossing_work(rank.trace, work, members)
     found = Assignment(
         kind=np.where(beside, UNKNOWN, assignment.kind),
         stage=np.where(beside, UNKNOWN, assignment.stage),
@@ -141,6 +148,7 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     assignment: Assignment,
     data: Flags,
     *,
+    members: tuple[int, ...],
     stages: tuple[int, ...],
     place: tuple[int, int],
     offset: int,
@@ -155,22 +163,26 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     in_pass = assignment.kind >= 0
     busy = work.union(~work.collective)
     outside, named = find_outside(trace, work, in_pass, step)
+    crossing = crossing_work(trace, work, members)
+    outside = outside | crossing
+    issued = work.where(~crossing)
     calls = find_synchronisations(trace)
     return RankTimeline(
         rank=rank.rank,
         pipeline=pipeline,
         position=position,
+        members=members,
         stages=stages or (position,),
         busy=busy.shifted(offset),
         occupied=work.union(~outside).shifted(offset),
         apparent=apparent_of(trace, work).shifted(offset),
-        unissued=unissued_of(work).shifted(offset),
+        unissued=unissued_of(issued).shifted(offset),
         data_parallel=_exposed(rank, in_pass, data, busy).shifted(offset),
         synchronisations=replace(
             calls, start_ns=calls.start_ns + offset, end_ns=calls.end_ns + offset
         ),
         held_up=held_up_of(trace).shifted(offset),
-        synchronised=synchronised_of(work, calls).shifted(offset),
+        synchronised=synchronised_of(issued, calls).shifted(offset),
         clock_offset_ns=offset,
         set_up=find_set_up(rank),
         unfinished=find_unfinished(rank),
@@ -179,6 +191,7 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
         side_work=tuple(
             (name, intervals.shifted(offset)) for name, intervals in _side_work(trace, work, data)
         ),
+        handing_over=_handing_over(trace).shifted(offset),
         collectives=_collectives_of(rank, busy, assignment.kind == PassKind.F, offset),
         file=trace.file,
         base_ns=trace.header.base_time_ns,
@@ -201,6 +214,16 @@ def _side_work(trace: RankTrace, work: Work, data: Flags) -> list[tuple[str, Int
         for start in [kernels.start_ns[mine]]
     ]
     return [*found, ("data_parallel_collectives", work.union(data))] if data.any() else found
+
+
+def _handing_over(trace: RankTrace) -> Intervals:
+    """Return when a host whose messages go by device stood in a send of gloo: a batch's shapes."""
+    annotations = trace.annotations
+    if not len(trace.kernels):
+        return no_intervals()
+    rows = names_like(trace, _HOST_SEND)[annotations.name] & (annotations.stream < 0)
+    start = annotations.start_ns[rows]
+    return union_of(start, start + annotations.duration_ns[rows])
 
 
 def _exposed(rank: RankRecord, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:
@@ -229,12 +252,17 @@ def _device_of(trace: RankTrace) -> dict[str, Any]:
 
 
 def stage_passes_of(
-    rank: RankRecord, assignment: Assignment, position: int, numbers: dict[str, int]
+    rank: RankRecord,
+    assignment: Assignment,
+    position: int,
+    numbers: dict[str, int],
+    shown: int | None = None,
 ) -> list[StagePasses]:
     """Return one forward and one backward pass of each stage of a rank, for its layers to be told.
 
     The second of the last step: the first may still warm something up, and adds to no gradients;
-    all others launch the same kernels. `numbers` gives names their numbers on all ranks.
+    all others launch the same kernels. `numbers` gives names their numbers on all ranks; `shown` is
+    the microbatch to take, where they differ.
     """
 
     def launched(kind: PassKind, stage: int) -> tuple[PassKernels, float | None] | None:
@@ -242,7 +270,7 @@ def stage_passes_of(
         mine &= ~rank.work.collective
         if not mine.any():
             return None
-        number = min(1, int(assignment.microbatch[mine].max()))
+        number = min(1, int(assignment.microbatch[mine].max())) if shown is None else shown
         last = int(rank.work_step[mine & (assignment.microbatch == number)].max(initial=-1))
         rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
         names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]

@@ -27,6 +27,7 @@ a gradient of weights is followed by the node that adds it to what is there:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -184,6 +185,43 @@ def count_layers(stages: Sequence[StagePasses]) -> dict[int, StageLayers]:
     if max(lasted) > _MOST_APART * min(lasted):
         return {}
     return found | _backward(stages, found)
+
+
+def count_served_layers(stages: Sequence[StagePasses]) -> dict[int, StageLayers]:
+    """Return what stages of a serving engine are made of, by how often kernels run on each.
+
+    Compilers fuse the kernels of a first layer with what comes before it, and those of each layer
+    with the next: then no sequence repeats as often as there are layers. But most kernels of a
+    layer run once in each:
+
+        stage          0   1   2   3
+        attention      6   6   6  14    ┐ most are like this: layers
+        qkv            6   6   6  14    ┘
+        fused norm     5   5   5  13
+    """
+    stages = sorted(stages, key=lambda passes: passes.stage)
+    counts = [Counter(passes.forward.name.tolist()) for passes in stages]
+    shared = set.intersection(*(set(count) for count in counts)) if counts else set()
+    often = {name: tuple(count[name] for count in counts) for name in shared}
+    votes = Counter(times for times in often.values() if max(times) > 1)
+    if not votes:
+        return {}
+    layers = max(votes, key=lambda times: (votes[times], -sum(times)))
+    of_layers = np.array(sorted(name for name, times in often.items() if times == layers))
+    found = {}
+    for passes, count in zip(stages, layers, strict=True):
+        kernels = passes.forward
+        taken = kernels.end_ns - kernels.start_ns
+        rows = np.flatnonzero(np.isin(kernels.name, of_layers))
+        before, after = int(taken[: rows[0]].sum()), int(taken[rows[-1] + 1 :].sum())
+        found[passes.stage] = StageLayers(
+            stage=passes.stage,
+            layers=count,
+            layer_ns=(int(taken.sum()) - before - after) // count,
+            before_ns=before,
+            after_ns=after,
+        )
+    return found
 
 
 def _backward(

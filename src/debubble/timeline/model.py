@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from debubble.errors import Gap
 from debubble.trace.columns import Group, merge
 from debubble.units import NS_PER_US
+
+if TYPE_CHECKING:
+    from debubble.timeline.turns import Turns
 
 # Multiprocessors of whole devices. A process that was given a part of one (MPS, MIG) sees fewer.
 _MULTIPROCESSORS = {
@@ -433,6 +436,37 @@ class RankCollectives:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meetings(Columns):
+    """Members of collectives, each as its rank saw it, sorted by start."""
+
+    rank: I32
+    start_ns: I64
+    end_ns: I64
+    arrived_ns: I64
+    """When the last member that it waited for came: from then on it is its own time."""
+    late: I32
+    """Which rank that was; -1 where it is the rank itself."""
+    whole: Flags
+    """All members were captured; else the last may have come later, up to the end."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def no_meetings() -> Meetings:
+    """Return no collective at all."""
+    none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    return Meetings(
+        rank=narrow,
+        start_ns=none,
+        end_ns=none,
+        arrived_ns=none,
+        late=narrow,
+        whole=np.zeros(0, dtype=bool),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimeline:
     """One rank: where it stands in its pipeline, and when it was busy."""
 
@@ -477,6 +511,12 @@ class RankTimeline:
     """What runs beside its passes, and no pass waits for: prefetch, checkpoints, reductions."""
     collectives: RankCollectives | None = None
     """What it reduces and gathers with others, where it does."""
+    meetings: Meetings = field(default_factory=no_meetings)
+    """Its collectives with ranks of other stages."""
+    handing_over: Intervals = field(default_factory=no_intervals)
+    """When its host stood in a send to another host, which ends when that one takes it."""
+    turns: Turns | None = None
+    """Those of its scheduler, where an engine labels them."""
     timers: bool = False
     """Known by its job's own timers, pass by pass: of kernels and hosts they show nothing."""
     set_up: tuple[tuple[int, str], ...] = ()

@@ -48,11 +48,11 @@ _WHOLE_DEVICE = re.compile(r"DeviceSynchronize")
 # (torchtitan, recorded), launches took 300 to 1,400 us, the device's pace.
 _LONG_LAUNCH_NS = 200_000
 # A kernel that waits for another's end begins this soon after it.
-_AT_ONCE_NS = 50_000
+AT_ONCE_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(Columns):
     """Compute and collectives, sorted by the moment the host issued them."""
 
     issued_ns: I64
@@ -331,7 +331,7 @@ def tell_waits(messages: Messages, work: Work, waits_ns: I64) -> Messages:
         chosen = min(
             fitting,
             key=lambda row: (
-                begins is None or begins - int(messages.end_ns[row]) > _AT_ONCE_NS,
+                begins is None or begins - int(messages.end_ns[row]) > AT_ONCE_NS,
                 bool(messages.is_send[row]),
                 row,
             ),

@@ -390,6 +390,10 @@ def _pair_digests(
     return read, frozenset(spared), gaps
 
 
+# vLLM's server names its own trace so: `HOST_PID.async_llm.NS.pt.trace.json.gz`.
+_FRONT_END = ".async_llm."
+
+
 def _nothing_found(
     places: Sequence[str], gaps: Sequence[Gap], left_alone: Sequence[str]
 ) -> RunNotFound:
@@ -418,11 +422,16 @@ def _settle_ranks(
         if rank is None and len(traces) == 1:
             rank = given
         if rank is None:
+            front_end = _FRONT_END in trace.file
             gaps.append(
                 Gap(
                     code=Code.NO_RANK,
-                    message="no rank: neither distributedInfo nor the file name tells it",
-                    hint="rename it to rank<N>.json.gz, or give it alone with --rank N",
+                    message="the front end's trace, of no rank: left alone"
+                    if front_end
+                    else "no rank: neither distributedInfo nor the file name tells it",
+                    hint='start vLLM with "ignore_frontend": true in --profiler-config'
+                    if front_end
+                    else "rename it to rank<N>.json.gz, or give it alone with --rank N",
                     file=trace.file,
                 )
             )

@@ -1,0 +1,136 @@
+"""Collectives of each rank in → who came last, and what is theirs: one rule for all of them.
+
+A collective's own time runs from the arrival of its last member to its end. What a member's kernel
+lasts before that is wait, and is followed to the member that was late. The token that a last rank
+samples, broadcast to four ranks:
+
+    rank 0   wwwwwwwwwwwwwwww#        w: it spins
+    rank 1       wwwwwwwwwwww#        #: its own time
+    rank 2            wwwwwww#
+    rank 3                   #        the late one
+
+Among ranks of one stage it is work of a pass. Among ranks of different stages it is a message of
+the pipeline: no kernel of it is work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from debubble.timeline.model import I64, UNKNOWN, Flags, Meetings, Role, no_meetings, role_of
+from debubble.timeline.work import Work
+from debubble.trace.columns import Group, Operation, RankTrace
+
+# Captures of the ranks of one job begin within so many collectives of a group of each other.
+_MOST_SHIFT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """The collectives of one group as one rank saw them, in their order, on the common clock."""
+
+    issued_ns: I64
+    """When its host asked for each."""
+    start_ns: I64
+    end_ns: I64
+    size: I64
+
+
+def crosses_stages(group: Group, stages: Sequence[int]) -> bool:
+    """Tell whether members of a group are of several stages, given a rank of each stage."""
+    if group.ranks:
+        return len({*group.ranks} & {*stages}) > 1
+    return role_of(group) is Role.PIPELINE
+
+
+def crossing_work(trace: RankTrace, work: Work, stages: Sequence[int]) -> Flags:
+    """Tell which work of a rank is a collective among ranks of different stages."""
+    crossing = [crosses_stages(group, stages) for group in trace.groups]
+    flags: Flags = np.array([*crossing, False])[work.group] & work.collective
+    return flags
+
+
+def attend(trace: RankTrace, group: int, offset_ns: int) -> Attendance:
+    """List a rank's collectives of one group that its device ran."""
+    operators, kernels = trace.operators, trace.kernels
+    mine = (operators.operation == Operation.COLLECTIVE) & (operators.group == group)
+    rows = np.flatnonzero(mine & (operators.kernel >= 0))
+    kernel, first = np.unique(operators.kernel[rows], return_index=True)
+    order = np.argsort(kernels.start_ns[kernel], kind="stable")
+    start = kernels.start_ns[kernel][order] + offset_ns
+    return Attendance(
+        issued_ns=operators.start_ns[rows[first]][order] + offset_ns,
+        start_ns=start,
+        end_ns=start + kernels.duration_ns[kernel][order],
+        size=operators.message_bytes[rows[first]][order],
+    )
+
+
+def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
+    """Match the collectives of one group, of `size` members, and say when the last of each came.
+
+    Captures begin at different ones. Sizes must agree, and members leave at about the same time.
+    """
+    ranks = sorted(rank for rank, seen in members.items() if len(seen.start_ns))
+    if not ranks:
+        return no_meetings()
+    reference = max(ranks, key=lambda rank: len(members[rank].start_ns))
+    shifts = {rank: _shift(members[reference], members[rank]) for rank in ranks}
+    first = min(shifts.values())
+    count = max(shifts[rank] + len(members[rank].start_ns) for rank in ranks) - first
+    start = np.full((len(ranks), count), np.iinfo(np.int64).max)
+    end = np.full((len(ranks), count), np.iinfo(np.int64).min)
+    for row, rank in enumerate(ranks):
+        held = slice(shifts[rank] - first, shifts[rank] - first + len(members[rank].start_ns))
+        start[row, held], end[row, held] = members[rank].start_ns, members[rank].end_ns
+    there = end > np.iinfo(np.int64).min
+    whole = there.sum(axis=0) == size
+    parts = []
+    for row, rank in enumerate(ranks):
+        at = np.flatnonzero(there[row])
+        # Nobody waits for one who came after it had left: a root leaves once it has sent.
+        came = np.where(there[:, at] & (start[:, at] < end[row, at]), start[:, at], start[row, at])
+        late = came.argmax(axis=0)
+        parts.append(
+            Meetings(
+                rank=np.full(len(at), rank, dtype=np.int32),
+                start_ns=start[row, at],
+                end_ns=end[row, at],
+                arrived_ns=came.max(axis=0),
+                late=np.where(late == row, UNKNOWN, np.array(ranks)[late]).astype(np.int32),
+                whole=whole[at],
+            )
+        )
+    return join_meetings(parts)
+
+
+def join_meetings(parts: Sequence[Meetings]) -> Meetings:
+    """Put the collectives of several groups, or pipelines, together."""
+    kept = [part for part in parts if len(part)] or [no_meetings()]
+    joined = Meetings(
+        **{name: np.concatenate([getattr(p, name) for p in kept]) for name in _COLUMNS}
+    )
+    return joined.where(np.argsort(joined.start_ns, kind="stable"))
+
+
+_COLUMNS = tuple(Meetings.__dataclass_fields__)
+
+
+def _shift(reference: Attendance, other: Attendance) -> int:
+    """Return which collective of the reference the first of another rank is."""
+    best = (np.inf, 0)
+    for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
+        late, early = max(0, shift), max(0, -shift)
+        count = min(len(reference.start_ns) - late, len(other.start_ns) - early)
+        if count < 1:
+            continue
+        mine, theirs = slice(late, late + count), slice(early, early + count)
+        sizes = reference.size[mine], other.size[theirs]
+        if ((sizes[0] != sizes[1]) & (sizes[0] >= 0) & (sizes[1] >= 0)).any():
+            continue
+        apart = float(np.median(np.abs(reference.end_ns[mine] - other.end_ns[theirs])))
+        best = min(best, (apart, shift))
+    return best[1]

@@ -1,0 +1,163 @@
+"""Captures of vLLM, unmodified, against counts of their events that share no code with debubble."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from support.vllm_count import Count
+
+import debubble
+from debubble.answers.server_plan import ServerQuestion, answer_server_plan
+from debubble.timeline.turns import Phase
+
+SHIPPED = Path(__file__).parents[1] / "data" / "vllm"
+SHARED = Path(__file__).parents[3] / "shared" / "recordings" / "vllm"
+RUNS = [SHIPPED / name for name in ("pp4_eager", "pp4_graph", "pp4_split")]
+RUNS += [SHARED / f"v_{name}" for name in ("pp4_eager", "pp4_graph", "pp4_split")]
+RUNS += [SHARED / f"v_{name}" for name in ("pp4_few", "pp2_graph")]
+
+LAYERS = {"pp4_split": [6, 6, 6, 14], "pp2_graph": [16, 16]}
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run.parent.name}-{run.name}")
+def run(request):
+    if not request.param.exists():
+        pytest.skip("the recordings beside the repository are not there")
+    return request.param.name.removeprefix("v_"), debubble.analyse(request.param), request.param
+
+
+@pytest.fixture(scope="module")
+def answer(run):
+    return debubble.find(run[1])
+
+
+@pytest.fixture(scope="module")
+def count(run):
+    return Count(run[2])
+
+
+def test_kernels_that_spin_in_a_broadcast_of_tokens_are_no_work(answer, count):
+    assert answer.numbers.bubble_fraction == pytest.approx(count.bubble(), abs=0.01)
+    shares = answer.ledger.shares
+    assert 1 - shares["compute"] == pytest.approx(answer.numbers.bubble_fraction, abs=1e-6)
+
+
+def test_what_nobody_knows_is_little_and_the_replay_lands(answer):
+    assert answer.ledger.shares["unexplained"] <= 0.05
+    assert abs(answer.replay.error_fraction) <= 0.03
+
+
+def test_labels_tell_phases_and_tokens(run, answer, count):
+    assert answer.stream.phases_labelled
+    batches = run[1].stream.batches
+    shown = [size for size in count.tokens() if size]
+    assert batches.tokens[: len(shown)].tolist() == shown[: len(batches)]
+    seen = {part.phase: part.batches for part in answer.stream.phases}
+    assert seen.keys() == count.phases().keys()
+    assert all(count.phases()[phase] - seen[phase] <= 4 for phase in seen)
+
+
+def test_in_flight_is_what_the_scheduler_has_out(answer, count):
+    # An asynchronous scheduler has one more out now and then: medians of few turns differ by it.
+    assert answer.stream.batches_in_flight == pytest.approx(count.in_flight(), abs=1)
+
+
+def test_a_pass_is_what_its_stage_computes(answer, count):
+    decode = next(part for part in answer.stream.phases if part.phase == "decode")
+    for told, counted in zip(decode.device_s, count.compute_ms(), strict=True):
+        assert told * 1000 == pytest.approx(counted, rel=0.05)
+
+
+def test_layers_and_framework_are_told(run, answer):
+    assert [stage.layers for stage in answer.stages] == LAYERS.get(run[0], [8, 8, 8, 8])
+    assert answer.run.framework.name == "vllm"
+
+
+def test_messages_are_padded_to_the_sizes_of_graphs(run):
+    batches = run[1].stream.batches
+    known = (batches.padded > 0) & (batches.tokens > 0)
+    assert (batches.padded[known] >= batches.tokens[known]).all()
+    if run[0] == "pp4_graph":
+        sizes = set(zip(batches.tokens.tolist(), batches.padded.tolist(), strict=True))
+        assert {(26, 32), (4, 4), (2, 2)} <= sizes
+
+
+def test_too_few_requests_are_named_first(run, answer):
+    if run[0] != "pp4_few":
+        pytest.skip("it has requests enough")
+    assert answer.named[0].cause == "no_work"
+    assert answer.named[0].sentence.startswith("2 requests cannot fill 4 stages: 51 % of the")
+    assert answer.stream.scheduler.starved
+
+
+def test_the_long_stage_is_named(run, answer):
+    if run[0] != "pp4_split":
+        pytest.skip("its stages are even")
+    decode = next(part for part in answer.stream.phases if part.phase == "decode")
+    assert max(range(4), key=decode.device_s.__getitem__) == 3
+    worst = next(one for one in answer.ledger.culprits if one.cause == "imbalance")
+    assert worst.stage == 3
+    assert "until stage 3 has sampled (it computes 3." in answer.named[0].sentence
+    assert json.loads((run[2] / "truth.json").read_text())["env"]["VLLM_PP_LAYER_PARTITION"]
+
+
+def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
+    name, analysis, folder = run
+    if folder.parent == SHIPPED and name == "pp4_eager":
+        pytest.skip("seven batches are too few")
+    plan = answer_server_plan(analysis, ServerQuestion())
+    if name in {"pp4_few", "pp2_graph"}:
+        clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1513)
+        assert (plan.traffic.clients, plan.traffic.output) == (clients, output)
+        assert plan.as_is.tokens_out_per_s == pytest.approx(
+            measured, rel=0.3 * plan.profiled + 0.02
+        )
+        return
+    assert any("decode alone" in line for line in plan.assumptions)
+    assert plan.traffic.prompts == [[0.0, 1.0]]
+    rows = analysis.stream.batches.rows
+    span = analysis.stream.length_ns / 1e9
+    measured = analysis.pipeline.stream.batches_per_s * rows[rows > 0].mean()
+    assert span > 0
+    assert plan.as_is.tokens_out_per_s == pytest.approx(measured, rel=0.15)
+    if name == "pp4_split":
+        [even] = [option for option in plan.options if option.setting.layers == [8, 8, 8, 8]]
+        # In steady traffic clients saw 577 tokens a second with 6,6,6,14 and 575 with 8,8,8,8.
+        assert even.gain_fraction == pytest.approx(575 / 577 - 1, abs=0.1)
+
+
+def test_labels_and_sizes_tell_the_same_of_an_engine(tmp_path):
+    """The lab's engine writes no labels: put on, they change no figure."""
+    plain = debubble.analyse(SHIPPED.parent / "serving" / "k4")
+    batches = plain.stream.batches
+    for place, rank in enumerate(batches.ranks):
+        with gzip.open(rank.file) as file:
+            trace = json.load(file)
+        host = next(e for e in trace["traceEvents"] if e.get("name", "").startswith("c10d"))
+        for batch, tokens in enumerate(batches.tokens.tolist()):
+            begin, posted = batches.issued[batch, place], batches.posted[batch, place]
+            begin = max(posted + 1000, begin - 20_000) if place and posted > 0 else begin
+            prompts = 512 if batches.phase[batch] == Phase.MIXED else 0
+            label = f"execute_context_{prompts // 512}({prompts})_generation_{tokens - prompts}"
+            trace["traceEvents"].append(
+                {
+                    "ph": "X",
+                    "cat": "user_annotation",
+                    "name": f"{label}({tokens - prompts})",
+                    "pid": host["pid"],
+                    "tid": host["tid"],
+                    "ts": rank.stamp_us(int(begin) - 200),
+                    "dur": 0.1,
+                    "args": {},
+                }
+            )
+        with gzip.open(tmp_path / Path(rank.file).name, "wt", compresslevel=1) as file:
+            json.dump(trace, file)
+    labelled = debubble.analyse(tmp_path)
+    assert labelled.stream.batches.labelled
+    assert not plain.stream.batches.labelled
+    assert labelled.stream.batches.tokens.tolist() == batches.tokens.tolist()
+    assert labelled.stream.batches.phase.tolist() == batches.phase.tolist()
+    for cause, share in plain.stream.shares().items():
+        assert labelled.stream.shares()[cause] == pytest.approx(share, abs=0.002)

@@ -1,0 +1,130 @@
+"""What a capture of vLLM holds, counted from its events alone: nothing of debubble is in it."""
+
+import bisect
+import collections
+import gzip
+import json
+import re
+from pathlib import Path
+from statistics import median
+
+LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
+DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def events_of(path):
+    with gzip.open(path) as file:
+        return json.load(file)["traceEvents"]
+
+
+def union(stretches):
+    total, reach = 0.0, None
+    for begin, end in sorted(stretches):
+        if reach is None or begin > reach:
+            total, reach = total + end - begin, end
+        elif end > reach:
+            total, reach = total + end - reach, end
+    return total
+
+
+class Count:
+    """One capture: all its ranks share a machine, and so a clock."""
+
+    def __init__(self, folder):
+        self.ranks = []
+        for path in sorted(Path(folder).glob("rank*.json.gz")):
+            events = events_of(path)
+            labels = sorted(
+                (event["ts"], event["ts"] + event["dur"], event["name"])
+                for event in events
+                if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
+            )
+            launched = {
+                event["args"]["correlation"]: event["ts"]
+                for event in events
+                if event.get("cat") in {"cuda_runtime", "cuda_driver"}
+                and "correlation" in event.get("args", {})
+            }
+            device = [
+                (
+                    event["ts"],
+                    event["ts"] + event["dur"],
+                    "nccl" in event["name"],
+                    launched.get(event["args"].get("correlation")),
+                )
+                for event in events
+                if event.get("cat") in DEVICE
+            ]
+            self.ranks.append((labels, device))
+
+    def bubble(self):
+        """Kernels and copies without NCCL's, over the span that all ranks share."""
+        spans = [[(b, e) for b, e, nccl, _ in device if not nccl] for _, device in self.ranks]
+        begin = max(min(b for b, _ in rank) for rank in spans)
+        end = min(max(e for _, e in rank) for rank in spans)
+        busy = [
+            union((max(b, begin), min(e, end)) for b, e in rank if b < end and e > begin)
+            for rank in spans
+        ]
+        return 1 - sum(busy) / len(busy) / (end - begin)
+
+    def tokens(self):
+        """Of the first rank's turns, in their order."""
+        return [
+            int(found[2]) + int(found[4])
+            for _, _, name in self.ranks[0][0]
+            if (found := LABEL.match(name))
+        ]
+
+    def phases(self):
+        found = collections.Counter()
+        for _, _, name in self.ranks[0][0]:
+            prompts, decoded = (int(LABEL.match(name)[group]) for group in (2, 4))
+            if prompts or decoded:
+                found["mixed" if prompts and decoded else "prefill" if prompts else "decode"] += 1
+        return found
+
+    def kernels_of(self, rank):
+        """By turn: when the kernels ran that its host launched in it."""
+        labels, device = self.ranks[rank]
+        begins, found = [begin for begin, _, _ in labels], collections.defaultdict(list)
+        for begin, end, nccl, launch in device:
+            if not nccl and launch is not None:
+                turn = bisect.bisect_right(begins, launch) - 1
+                if turn >= 0:
+                    found[turn].append((begin, end))
+        return found
+
+    def compute_ms(self):
+        """Of a decode batch in the middle, on each stage."""
+        found = []
+        for rank, (labels, _) in enumerate(self.ranks):
+            kernels = self.kernels_of(rank)
+            found.append(
+                median(
+                    union(kernels[turn]) / 1000
+                    for turn, (_, _, name) in enumerate(labels)
+                    if LABEL.match(name)[1] == "0" and LABEL.match(name)[3] != "0" and kernels[turn]
+                )
+            )
+        return found
+
+    def in_flight(self):
+        """Batches that the first host began and the last rank has not ended when one more begins.
+
+        Both hosts take the same turns in the same order, and vLLM begins all captures at one turn.
+        """
+        (first, _), (last, _) = self.ranks[0], self.ranks[-1]
+        assert [name for *_, name in first][: len(last)] == [name for *_, name in last][
+            : len(first)
+        ]
+        kernels = self.kernels_of(len(self.ranks) - 1)
+        given = [turn for turn, size in enumerate(self.tokens()) if size]
+        left = {turn: max(end for _, end in kernels[turn]) for turn in given if kernels[turn]}
+        known = given[: sum(turn in left for turn in given)]
+        out = []
+        for place, turn in enumerate(known):
+            if place >= 8:
+                moment = first[turn][0]
+                out.append(1 + sum(left[other] > moment for other in known[:place]))
+        return median(out)
