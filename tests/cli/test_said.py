@@ -128,3 +128,10 @@ def test_what_was_mistyped_is_told_with_what_was_meant(words, error, tmp_path):
     code, text = said(words, tmp_path)
     assert code == 2
     assert f"error: {error}" in text
+
+
+def test_a_plan_that_gives_up_names_the_verb_that_still_prices(tmp_path):
+    run = "tests/data/paced/1f1b_m8_slow01"
+    code, text = said(f"plan {run} --communication latency", tmp_path)
+    assert (code, text.startswith("Nothing is predicted")) == (0, True)
+    assert f"\nnext: debubble find {run}\n" in text

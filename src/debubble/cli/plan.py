@@ -215,6 +215,8 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
         return ""
     if any(option.recommended for option in answer.options):
         return f"{asked} --hold microbatch"
+    if not answer.options:  # what it could not predict, replays of the run still price
+        return f"debubble find {words}"
     return f"debubble history add {words} --name NAME"
 
 
