@@ -55,6 +55,14 @@ def parse_bytes(text: str) -> int:
     return round(float(number) * float(base ** _POWERS[power.lower()]))
 
 
+def parse_memory(text: str) -> int:
+    """Read a limit of memory: with a unit, for nobody means 80 bytes."""
+    size = parse_bytes(text)
+    if text.strip()[-1:].isdigit():
+        raise UsageError(f"{text!r} has no unit", hint=f"write it as {text.strip()}GiB")
+    return size
+
+
 def parse_rate(text: str) -> float:
     """Read `5GB/s`, `800 MiB/s` as bytes per second."""
     size, per, second = text.strip().partition("/")

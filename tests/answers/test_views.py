@@ -11,6 +11,7 @@ from rich.console import Console
 from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, SHARED
 
+import debubble
 from debubble.answers.find import answer_find
 from debubble.answers.ledger import SCHEDULE
 from debubble.answers.links import answer_links
@@ -85,3 +86,8 @@ def test_a_stranger_cannot_write_markdown():
     page.answer = "<img src=x> | *bold* `code` [link](x)"
     first = as_markdown(page).splitlines()[0]
     assert first == r"**\<img src=x\> \| \*bold\* \`code\` \[link\](x)**"
+
+
+def test_an_answer_at_the_prompt_is_its_first_line():
+    answer = debubble.find(str(DATA / "h200" / "1f1b_p2_m4"))
+    assert repr(answer) == answer.verdict

@@ -36,7 +36,7 @@ def test_a_reader_who_has_gone_is_no_closed_gate():
         # The far end is closed before anything is written.
         line = f"{{ $debubble {words}; echo $? >&2; }} | exec 0<&-"
         ended = shell(line)
-        assert ended.stderr.decode().split() == ["130"], words
+        assert ended.stderr.decode().split() == ["141"], words
 
 
 @pytest.mark.slow

@@ -110,3 +110,28 @@ def test_brackets_nested_deep_are_an_error_with_a_hint(words, content, depth, tm
     assert "error: " in text
     assert "unforeseen" not in text
     assert "\nhint: " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            f"plan {H200}/1f1b_p2_m4 --memory-limit 80",
+            "'80' has no unit",
+        ),
+        (f"simulate {H200}/1f1b_p2_m4 --memory-limit 1.5", "'1.5' has no unit"),
+        ("insepct x", "there is no verb 'insepct'; did you mean inspect?"),
+        ("xyzzy x", "there is no verb 'xyzzy'\n"),
+    ],
+)
+def test_what_was_mistyped_is_told_with_what_was_meant(words, error, tmp_path):
+    code, text = said(words, tmp_path)
+    assert code == 2
+    assert f"error: {error}" in text
+
+
+def test_a_plan_that_gives_up_names_the_verb_that_still_prices(tmp_path):
+    run = "tests/data/paced/1f1b_m8_slow01"
+    code, text = said(f"plan {run} --communication latency", tmp_path)
+    assert (code, text.startswith("Nothing is predicted")) == (0, True)
+    assert f"\nnext: debubble find {run}\n" in text

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.traces.recordings import PUBLIC, existing
 
+import debubble
 from debubble.errors import MissingExtra, TraceError, UsageError
 from debubble.trace.optable import Op, read_op_table, sniff_op_table
 from debubble.trace.optable.files import classify_op
@@ -474,3 +476,20 @@ def test_numbers_beyond_all_clusters_are_refused_before_anything_is_made_of_them
     columns, row, said
 ):
     assert said in refuse(f"{HEADER},{columns}", "0,0,0,9,F,1,1,0", row).message
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_array_of_rows_is_read_as_lines_of_them_are(indent, tmp_path):
+    table = Path(__file__).parents[1] / "data" / "formats" / "slow_device.csv"
+    with table.open(newline="") as file:
+        rows = [{name: text for name, text in row.items() if text} for row in csv.DictReader(file)]
+    rows = [
+        {name: text if name == "op" else float(text) for name, text in row.items()} for row in rows
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "rows.json").write_text(json.dumps(rows, indent=indent))
+    lines, array = (
+        debubble.find(str(tmp_path / name)).to_dict() for name in ("rows.jsonl", "rows.json")
+    )
+    assert array["numbers"] == lines["numbers"]
+    assert array["verdict"] == lines["verdict"]

@@ -115,6 +115,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"there is no table {name!r}", hint=f"one of {', '.join(tables)}")
         return pd.DataFrame(tables[name])
 
+    def __repr__(self) -> str:
+        """Show the first line of the answer; `to_json` has the rest."""
+        said = getattr(self, "verdict", None) or getattr(self, "sentence", None)
+        return said if isinstance(said, str) else super().__repr__()
+
     def _repr_html_(self) -> str:
         draw = self.drawn.get(type(self))
         return draw(self) if draw else f"<pre>{escape(self.to_json())}</pre>"

@@ -44,6 +44,8 @@ VERBS = {
 
 EXIT_NO_ANSWER = 2
 EXIT_INTERRUPTED = 130
+# As a shell says it of whoever writes into a pipe that nobody reads; a gate was not judged.
+EXIT_UNHEARD = 141
 TRACEBACK = "DEBUBBLE_TRACEBACK"
 
 
@@ -98,6 +100,18 @@ class Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"debubble.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; name the one that was meant where it was mistyped."""
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            from difflib import get_close_matches  # noqa: PLC0415 (`--help` stays instant)
+
+            meant = get_close_matches(args[0], VERBS, n=1)
+            said = f"; did you mean {meant[0]}?" if meant else ""
+            raise UsageError(f"there is no verb {args[0]!r}{said}", hint="debubble --help")
+        return super().resolve_command(ctx, args)
 
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **settings: Any
@@ -158,7 +172,7 @@ def main(words: Sequence[str] | None = None) -> None:
         _end(Interrupted("interrupted"), as_json=as_json, code=EXIT_INTERRUPTED)
     except (Unheard, BrokenPipeError):
         abandon_stdout()
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(EXIT_UNHEARD)
     except OSError as error:
         file = str(error.filename or "")
         _end(MachineError(error.strerror or str(error), file=file), as_json=as_json)

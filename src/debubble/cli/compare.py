@@ -41,7 +41,7 @@ from debubble.report.compare import compare_page
 from debubble.report.html.measured import compare_report
 from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
-from debubble.units import NS_PER_S, counted, parse_bytes, parse_share
+from debubble.units import NS_PER_S, counted, parse_memory, parse_share
 
 
 @click.command("compare")
@@ -120,7 +120,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         change=change,
         threshold=parse_share(threshold),
         target_batch=target_batch,
-        limit_bytes=None if memory_limit is None else parse_bytes(memory_limit),
+        limit_bytes=None if memory_limit is None else parse_memory(memory_limit),
     )
     answer = answer_compare(found, gaps, compare_causes(*(side.captures for side in sides)))
     page = compare_page(answer, "" if manners.quiet else _next_command(after, found))

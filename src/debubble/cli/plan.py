@@ -62,7 +62,14 @@ from debubble.report.html.plan import plan_report, planned_view, server_plan_rep
 from debubble.report.html.views import PipelineView, pipelines_shown
 from debubble.report.plan import plan_page, server_plan_page
 from debubble.simulate.communication import Communication
-from debubble.units import NS_PER_S, parse_bytes, parse_duration, parse_rate, parse_share
+from debubble.units import (
+    NS_PER_S,
+    parse_bytes,
+    parse_duration,
+    parse_memory,
+    parse_rate,
+    parse_share,
+)
 from debubble.whole_file import write_file
 
 # An order of passes by itself, and what its file is called unless it is named.
@@ -219,6 +226,8 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
         return ""
     if any(option.recommended for option in answer.options):
         return f"{asked} --hold microbatch"
+    if not answer.options:  # what it could not predict, replays of the run still price
+        return f"debubble find {words}"
     return f"debubble history add {words} --name NAME"
 
 
@@ -319,7 +328,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         check_name(save)
     looks = _read_search(search, search_rounds, search_seed, offload_rate)
     split = parse_layers(layers)
-    limit_bytes = None if memory_limit is None else float(parse_bytes(memory_limit))
+    limit_bytes = None if memory_limit is None else float(parse_memory(memory_limit))
     latency_ns = None if latency is None else parse_duration(latency)
     if latency_ns == 0:
         raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")

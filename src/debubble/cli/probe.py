@@ -37,7 +37,7 @@ from debubble.probe.pipeline import (
 )
 from debubble.probe.pipeline import write_table as table_of
 from debubble.report.simulate import probe_page
-from debubble.units import parse_bytes, parse_duration, parse_rate
+from debubble.units import parse_duration, parse_memory, parse_rate
 from debubble.whole_file import write_file
 
 # What a hop test sends at most where no layer tells what it hands on.
@@ -173,7 +173,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     tokens to a batch; transformer, with dimensions; or a file that an earlier probe wrote.
     """
     ranks, counts = _numbers(stages, "ranks"), _numbers(microbatches, "microbatches")
-    limit = None if memory_limit is None else float(parse_bytes(memory_limit))
+    limit = None if memory_limit is None else float(parse_memory(memory_limit))
     model = _named(model, (layers, width, heads, vocab))
     written = []
     if _is_probe(model):

@@ -50,7 +50,7 @@ from debubble.simulate.communication import Communication
 from debubble.simulate.hand_set import UNIT_NS, HandSetCosts, run_order, settle_costs
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.timer_logs import read_stage_times
-from debubble.units import PLAIN_NUMBER, counted, parse_bytes, parse_duration, show_count
+from debubble.units import PLAIN_NUMBER, counted, parse_duration, parse_memory, show_count
 from debubble.whole_file import write_file
 
 
@@ -88,7 +88,7 @@ class RunOptions:
             layers=parse_layers(self.layers),
             schedule_measured=self.schedule_measured,
             communication=self.communication,
-            memory_limit_bytes=None if limit is None else float(parse_bytes(limit)),
+            memory_limit_bytes=None if limit is None else float(parse_memory(limit)),
         )
 
 

@@ -42,7 +42,7 @@ from debubble.tune.setting import (
     read_template,
 )
 from debubble.tune.trial import Bench, Kind, Outcome, read_capture
-from debubble.units import parse_bytes, parse_duration, parse_share
+from debubble.units import parse_duration, parse_memory, parse_share
 
 # The setting as it is, three or four tries, and two runs more of the best and of the first.
 _RUNS = 10
@@ -91,7 +91,7 @@ class ScopeOptions:
             schedules=read_schedules(self.schedules),
             most_microbatches=self.max_microbatches,
             hold=self.hold,
-            limit_bytes=None if self.memory_limit is None else parse_bytes(self.memory_limit),
+            limit_bytes=None if self.memory_limit is None else parse_memory(self.memory_limit),
             threshold=parse_share(self.threshold),
             search_rounds=self.search_rounds,
             orders=folder / "orders",

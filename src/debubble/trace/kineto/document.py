@@ -313,7 +313,8 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
         )
         return TraceFile(file=file, format=PICTURE, why_not=picture)
     cut_off = not opening.ended and _KINETO_FIELDS & opening.fields.keys()
-    if opening.events_at < 0 and not cut_off:
+    rows = opening.bare and b"{" in prefix and b'"ph"' not in prefix  # of a table, no events
+    if rows or (opening.events_at < 0 and not cut_off):
         return None
     header = parse_header(opening.fields)
     rank = rank_from_name(file) if header.rank is None else header.rank

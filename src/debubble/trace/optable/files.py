@@ -223,11 +223,18 @@ def exchange_of(name: str) -> tuple[Op, ...]:
     return ()
 
 
+# An array's first row, which holds no other object.
+_FIRST_ROW = re.compile(rb"\s*\[\s*(\{[^{}]*\})")
+
+
 def sniff_op_table(prefix: bytes) -> str:
     """Tell `csv`, `jsonl` or `parquet` by a file's first bytes; empty where it is no op table."""
     if prefix.startswith(_PARQUET_MAGIC):
         return "parquet"
     first = prefix.removeprefix(_BOM).lstrip().split(b"\n", maxsplit=1)[0].strip()
+    if first.startswith(b"["):  # an array of rows, over however many lines
+        row = _FIRST_ROW.match(prefix.removeprefix(_BOM))
+        first = b"" if row is None else row[1].replace(b"\n", b" ")
     if first.startswith(b"{"):
         try:
             names = list(msgspec.json.decode(first, type=dict[str, object]))
@@ -261,7 +268,7 @@ def read_raw(path: str, data: bytes | None) -> RawTable:
         raise TraceError(message, file=path, hint="save the table as UTF-8") from error
     if not text.strip():
         raise empty(path)
-    if text.lstrip().startswith("{"):
+    if text.lstrip().startswith(("{", "[")):
         return _read_json_lines(path, content)
     return _read_csv(path, text, len(content))
 
@@ -316,7 +323,12 @@ def _read_json_lines(path: str, content: bytes) -> RawTable:
     decoder = msgspec.json.Decoder(dict[str, object])
     rows: list[dict[str, object]] = []
     lines: list[int] = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
+    if content.removeprefix(_BOM).lstrip().startswith(b"["):
+        rows = _read_json_array(path, content.removeprefix(_BOM))
+        content_lines, lines = [], list(range(1, len(rows) + 1))
+    else:
+        content_lines = content.split(b"\n")
+    for number, line in enumerate(content_lines, start=1):
         if not line.strip():
             continue
         try:
@@ -334,6 +346,14 @@ def _read_json_lines(path: str, content: bytes) -> RawTable:
         lines=lines,
         file_bytes=len(content),
     )
+
+
+def _read_json_array(path: str, content: bytes) -> list[dict[str, object]]:
+    try:
+        return msgspec.json.decode(content, type=list[dict[str, object]])
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"is no JSON array of objects: {error}"
+        raise TraceError(message, file=path, hint="write the table again") from error
 
 
 def _read_parquet(path: str, content: bytes) -> RawTable:
