@@ -59,7 +59,8 @@ def test_labels_tell_phases_and_tokens(run, answer, count):
 
 
 def test_in_flight_is_what_the_scheduler_has_out(answer, count):
-    assert answer.stream.batches_in_flight == pytest.approx(count.in_flight(), abs=0.5)
+    # An asynchronous scheduler has one more out now and then: medians of few turns differ by it.
+    assert answer.stream.batches_in_flight == pytest.approx(count.in_flight(), abs=1)
 
 
 def test_a_pass_is_what_its_stage_computes(answer, count):
@@ -82,6 +83,14 @@ def test_messages_are_padded_to_the_sizes_of_graphs(run):
         assert {(26, 32), (4, 4), (2, 2)} <= sizes
 
 
+def test_too_few_requests_are_named_first(run, answer):
+    if run[0] != "pp4_few":
+        pytest.skip("it has requests enough")
+    assert answer.named[0].cause == "no_work"
+    assert answer.named[0].sentence.startswith("2 requests cannot fill 4 stages: 51 % of the")
+    assert answer.stream.scheduler.starved
+
+
 def test_the_long_stage_is_named(run, answer):
     if run[0] != "pp4_split":
         pytest.skip("its stages are even")
@@ -98,6 +107,13 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
     if folder.parent == SHIPPED and name == "pp4_eager":
         pytest.skip("seven batches are too few")
     plan = answer_server_plan(analysis, ServerQuestion())
+    if name in {"pp4_few", "pp2_graph"}:
+        clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1513)
+        assert (plan.traffic.clients, plan.traffic.output) == (clients, output)
+        assert plan.as_is.tokens_out_per_s == pytest.approx(
+            measured, rel=0.3 * plan.profiled + 0.02
+        )
+        return
     assert any("decode alone" in line for line in plan.assumptions)
     assert plan.traffic.prompts == [[0.0, 1.0]]
     rows = analysis.stream.batches.rows

@@ -304,9 +304,9 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     elif saving.cause is Cause.TOKEN_BROADCAST:
         who = about.blames + _of_longest(analysis, account)
     elif saving.cause is Cause.NO_WORK:
-        requests = sum(batches.round) or batches.in_flight or 0
         who = (
-            f"{counted(requests, 'request')} cannot fill {counted(batches.stages, 'stage')}: "
+            f"{counted(batches.requests, 'request')} cannot fill "
+            f"{counted(batches.stages, 'stage')}: "
             f"{show_percent(batches.empty_turns)} of the scheduler's turns are empty"
         )
     elif saving.cause is Cause.IN_FLIGHT:

@@ -622,11 +622,12 @@ def _savings(
         ),
     ]
     slots = queue.in_flight
-    if slots is not None and held:
-        remedies.append((Cause.TOKEN_BROADCAST, lambda: released, None, None))
-    elif slots is not None and batches.starved:
-        filled = with_slots(queue, batches.stages)
+    if slots is not None and batches.starved:
+        # With so few requests the next batch of each waits for its own token, broadcast or not.
+        filled = with_slots(released if held else queue, max(batches.stages, slots))
         remedies.append((Cause.NO_WORK, lambda: filled, None, None))
+    elif slots is not None and held:
+        remedies.append((Cause.TOKEN_BROADCAST, lambda: released, None, None))
     elif slots is not None:
         doubled = with_slots(queue, 2 * slots)
         remedies.append((Cause.IN_FLIGHT, lambda: doubled, None, None))

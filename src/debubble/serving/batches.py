@@ -76,6 +76,8 @@ class Batches:
     """Of each batch; -1 where neither a label nor a shape tells."""
     padded: I64
     """The tokens that it was computed with: CUDA graphs have few sizes. -1 where nothing tells."""
+    prompts: I64
+    """Requests of whose prompts it holds a chunk; -1 where no label tells."""
     rows: I64
     """Requests that it decodes for, where labels say so or all its tokens are such; else -1."""
     phase: I64
@@ -108,9 +110,16 @@ class Batches:
         return np.where(self.turn != UNSEEN, self.turn, self.start[:, 0])
 
     @property
+    def requests(self) -> int:
+        """How many requests decode at once: those of as many batches as take turns."""
+        rows = self.rows[self.rows > 0]
+        each = float(rows.mean()) if len(rows) else 1.0
+        return sum(self.round) or max(1, round(each * (self.groups or 1)))
+
+    @property
     def starved(self) -> bool:
-        """Whether fewer batches than stages are under way because turns have no request."""
-        return self.empty_turns > 0 and self.in_flight is not None and self.in_flight < self.stages
+        """Whether turns have no request because there are fewer of them than stages."""
+        return self.empty_turns > 0 and self.turn_known and self.requests < self.stages
 
     @property
     def groups(self) -> int | None:
@@ -204,12 +213,13 @@ def find_batches(
     issued = table(passes.issued_ns)
     told = _told(ranks, [batch for _, batch in keys])
     if told is not None:
-        phase, tokens, decoding, turn = told
+        phase, tokens, prompts, decoding, turn = told
         tokens = tokens if (tokens > 0).any() else _tokens(mine, size)[0]
         padded = _padded(tokens, size)
     else:
         padded, whole = _tokens(mine, size)
         tokens, turn = padded, np.full(len(keys), UNSEEN, dtype=np.int64)
+        prompts = turn
         launches, alike = _launches(mine, ranks, issued, end)
         phase = _phases(tokens if whole else size, launches, alike)
         phase = _as_their_like(phase, table(passes.busy_ns))
@@ -226,6 +236,7 @@ def find_batches(
         **messages,
         tokens=tokens,
         padded=padded,
+        prompts=prompts,
         rows=decoding,
         phase=phase,
         labelled=told is not None,
@@ -275,9 +286,9 @@ def _ways(timeline: Timeline, names: list[int], start: I64) -> tuple[dict[str, I
 
 def _told(
     ranks: Sequence[RankTimeline], numbers: Sequence[int]
-) -> tuple[I64, I64, I64, I64] | None:
-    """Return what labels tell of each batch: phase, tokens, requests decoded for, and its turn."""
-    columns = tuple(np.full(len(numbers), UNSEEN, dtype=np.int64) for _ in range(4))
+) -> tuple[I64, I64, I64, I64, I64] | None:
+    """Return what labels tell of each batch: phase, tokens, prompts, rows of decode, its turn."""
+    columns = tuple(np.full(len(numbers), UNSEEN, dtype=np.int64) for _ in range(5))
     columns[0][:] = Phase.UNKNOWN
     row_of = {number: row for row, number in enumerate(numbers)}
     labelled = False
@@ -289,11 +300,13 @@ def _told(
         for turn in np.flatnonzero(~turns.empty).tolist():
             row = row_of.get(int(turns.number[turn]))
             if row is not None:
-                told = (turns.phase, turns.tokens, turns.rows)
+                told = (turns.phase, turns.tokens, turns.prompts, turns.rows)
                 for column, values in zip(columns, told, strict=False):
                     column[row] = values[turn]
-                columns[3][row] = turns.begin_ns[turn] if rank is ranks[0] else UNSEEN
-    return (columns[0], columns[1], columns[2], columns[3]) if labelled else None
+                columns[4][row] = turns.begin_ns[turn] if rank is ranks[0] else UNSEEN
+    if not labelled:
+        return None
+    return columns[0], columns[1], columns[2], columns[3], columns[4]
 
 
 def _padded(tokens: I64, size: I64) -> I64:

@@ -226,9 +226,13 @@ def _turns(
             )
         ]
 
+    # Hosts that hand shapes over ask for a message when the host before has done so: only those
+    # that are late in most batches take so long themselves.
+    enough = max(_FEW, len(now) // 2) if batches.turn_known else _FEW
+
     def middle(stages: Sequence[int], prompts: bool) -> float | None:
         mine = [one for at, phase, one in shown if at in stages and phase == prompts]
-        return float(np.median(mine)) if len(mine) >= _FEW else None
+        return float(np.median(mine)) if len(mine) >= enough else None
 
     def of(stage: int, prompts: bool) -> float:
         for stages in ((stage,), range(1, batches.stages)):

@@ -150,7 +150,7 @@ def model_server(  # noqa: C901, PLR0913 (what the traces may not tell, one argu
         setting = replace(setting, chunk=int(prompts.max()), together=True)
     if traffic is None and costs.prompts is None:
         # What the server did before and after was of prompts too: of answers alone, batches tell.
-        traffic = _decoding(batches, setting)
+        traffic = _decoding(batches)
         tokens_out_per_s = None
     elif traffic is None:
         traffic = _traffic(account, costs, setting, requests_running, tokens_in_out)
@@ -201,12 +201,9 @@ def model_server(  # noqa: C901, PLR0913 (what the traces may not tell, one argu
     )
 
 
-def _decoding(batches: Batches, setting: Setting) -> Traffic:
-    """Return the requests that decode at once: those of as many batches as take turns."""
-    rows = batches.rows[batches.rows > 0]
-    each = float(rows.mean()) if len(rows) else 1.0
-    clients = sum(batches.round) or max(1, round(each * setting.in_flight))
-    return Traffic(clients=clients, prompts=((0, 1.0),), output=_ANSWER)
+def _decoding(batches: Batches) -> Traffic:
+    """Return traffic of answers alone."""
+    return Traffic(clients=batches.requests, prompts=((0, 1.0),), output=_ANSWER)
 
 
 def _queue_of(account: StreamAccount) -> Queue:
@@ -240,6 +237,7 @@ def _traffic(
     mixed = float(((phase == Phase.MIXED) | (phase == Phase.PREFILL)).mean())
     if tokens is not None and tokens[1] > 0:
         into, out = tokens
+        into = _computed(account.batches, into, out)
         # Requests are cut at both ends of a count: what is nearly whole chunks is whole ones.
         chunks = into / setting.chunk
         if chunks > _NEARLY and abs(chunks - round(chunks)) < 1 - _NEARLY:
@@ -252,6 +250,21 @@ def _traffic(
     # Each request has one batch with its prompt among those that answer it.
     output = max(2, round(clients / setting.in_flight / mixed))
     return Traffic(clients=clients, prompts=((setting.chunk, 1.0),), output=output)
+
+
+def _computed(batches: Batches, prompt: float, answer: float) -> float:
+    """Return how many tokens of a prompt are computed: a cache of prefixes has the others.
+
+    A prompt that is cut in chunks is in as many batches; one that is not is in one of them whole.
+    """
+    held = batches.prompts > 0
+    if not batches.turn_known or not held.any():
+        return prompt
+    tokens = batches.tokens[held] - np.maximum(batches.rows[held], 0)
+    longest = float((tokens / batches.prompts[held]).max())
+    ended = max(float(batches.rows[batches.rows > 0].sum()) / answer, 1.0)
+    chunked = float(batches.prompts[held].sum()) / ended > prompt / longest / 2
+    return prompt if chunked else min(prompt, longest)
 
 
 def _played_off(account: StreamAccount, queue: Queue, costs: Costs) -> tuple[float, float]:

@@ -56,6 +56,8 @@ class Turns:
     """When the label began, on the rank's own clock until it is `laid` on the common one."""
     end_ns: I64
     """When it ended: by then its kernels are launched."""
+    prompts: I64
+    """Requests of whose prompts it holds a chunk."""
     prompt_tokens: I64
     rows: I64
     """Requests that it decodes for."""
@@ -114,11 +116,12 @@ def find_turns(trace: RankTrace) -> Turns | None:
     if not len(rows):
         return None
     told = np.array([labels[name] for name in annotations.name[rows].tolist()], dtype=np.int64)
-    phase, prompt_tokens, decoded = told.T
+    phase, prompts, prompt_tokens, decoded = told.T
     empty = (prompt_tokens == 0) & (decoded == 0)
     return Turns(
         begin_ns=annotations.start_ns[rows],
         end_ns=annotations.start_ns[rows] + annotations.duration_ns[rows],
+        prompts=prompts,
         prompt_tokens=prompt_tokens,
         rows=decoded,
         phase=phase,
@@ -127,19 +130,19 @@ def find_turns(trace: RankTrace) -> Turns | None:
     )
 
 
-def _read_label(name: str) -> tuple[Phase, int, int] | None:
-    """Return phase, tokens of prompts, and requests that are decoded for."""
+def _read_label(name: str) -> tuple[Phase, int, int, int] | None:
+    """Return phase, prompts, their tokens, and requests that are decoded for."""
     counts = _LABEL.search(name)
     if counts:
-        prompts, decoded = int(counts[2]), int(counts[4])
-        if prompts and decoded:
-            return Phase.MIXED, prompts, decoded
-        return (Phase.PREFILL if prompts else Phase.DECODE), prompts, decoded
+        prompts, tokens, decoded = int(counts[1]), int(counts[2]), int(counts[4])
+        if tokens and decoded:
+            return Phase.MIXED, prompts, tokens, decoded
+        return (Phase.PREFILL if tokens else Phase.DECODE), prompts, tokens, decoded
     mode = _MODES.search(name)
     if mode is None:
         return None
     phase = {"DECODE": Phase.DECODE, "MIXED": Phase.MIXED}.get(mode[1], Phase.PREFILL)
-    return phase, UNKNOWN, UNKNOWN
+    return phase, UNKNOWN, UNKNOWN, UNKNOWN
 
 
 def assign_by_turns(rank: RankRecord, turns: Turns, chain: Chain, before: int) -> Assignment:
