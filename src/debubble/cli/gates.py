@@ -155,7 +155,7 @@ def _doubt(pipeline: PipelineFigures, allowed: float, gaps: Sequence[Gap]) -> st
         return "is of parts of steps"
     moves = moves_ns / max(pipeline.batch_latency_ns or 0, 1)
     near = moves_ns and abs(bubble - allowed) <= moves
-    off = "anything" if moves > 1 else f"{100 * moves:.1f} points"
+    off = "anything" if moves > 1 else show_percent(moves)
     return f"is {show_percent(bubble)}, and could be off by {off}" if near else ""
 
 
