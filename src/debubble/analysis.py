@@ -263,6 +263,7 @@ class Analysis:
             latency_ns=latency_ns or job.without_profiler_ns(pipeline.batch_latency_ns),
             also=also,
             communication=communication,
+            links=self.links,
         )
         return replace(found, slow_ranks=slow)
 

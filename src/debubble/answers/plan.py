@@ -69,6 +69,8 @@ from debubble.units import (
 )
 
 SCHEMA = "debubble.plan/1"
+# Of what the simulation misses, a part worth naming.
+_PART = 0.2
 ANY = "any"
 """Whom to plan for where no framework is to set limits."""
 
@@ -111,6 +113,8 @@ class OptionPart(Part, frozen=True, kw_only=True):
     interval: IntervalPart
     fits_memory: bool | None
     headroom_bytes: list[int | None] | None
+    by_replay: bool
+    """What was measured is replayed with something put right; else the change is simulated."""
     latency_gain_fraction: float
     throughput_gain_fraction: float
     worth: WorthPart | None
@@ -255,6 +259,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         analysis.timeline,
         most_microbatches=most_microbatches,
         links=analysis.links if analysis.ledger else None,
+        ledger=analysis.ledger,
         cache=cache,
         allowed=Permissions(framework=None if whose == ANY else whose, hold=hold, empty_ends=True),
         search=search,
@@ -368,7 +373,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
 def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: Rates) -> OptionPart:
     repair = next((repair for repair in plan.repairs if repair.option is option), None)
     apply = {}
-    for framework in frameworks:
+    for framework in () if option.by_replay else frameworks:
         try:
             apply[framework] = emit(framework, option.change, plan.baseline.setting)
         except UsageError:
@@ -384,6 +389,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: R
         ),
         fits_memory=option.fits_memory,
         headroom_bytes=headroom_bytes(option.headroom),
+        by_replay=option.by_replay,
         latency_gain_fraction=option.latency_gain,
         throughput_gain_fraction=option.throughput_gain,
         worth=rates.worth_of_gain(option.throughput_gain),
@@ -452,7 +458,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     remedy = () if plan.remedy is None else (plan.remedy,)
     maybe = (one for one in plan.unsure if one.throughput_gain >= WORTH_A_TRY)
     options = (*searched, *plan.recommended, *remedy, *maybe)
-    for option in (each for each in options if not plan.changes_training(each)):
+    for option in (each for each in options if not (plan.changes_training(each) or each.by_replay)):
         try:
             text = emit(framework, option.change, setting)
         except UsageError as error:
@@ -480,7 +486,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
 
 def _tellable(plan: Plan) -> str | None:
     option = plan.best or plan.remedy
-    if option is None:
+    if option is None or option.by_replay:
         return None
     change, setting = option.change, plan.baseline.setting
     every = (plan.framework or plan.baseline.framework or "torch", *EMITTERS)
@@ -496,12 +502,13 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
             batch = f"a batch of {best.change.microbatches}"
             before = f"{plan.baseline.source.microbatches} in "
         return (
-            f"{_begin(describe(best.change))}: {_gain(best)} throughput, {batch} in "
+            f"{_begin(describe(best.change))}: {_gain(best)} throughput"
+            f"{' by replay' if best.by_replay else ''}, {batch} in "
             f"{show_duration(best.window_ns)} instead of {before}"
             f"{show_duration(plan.baseline.window_ns)}."
         )
     if plan.baseline.no_fit is not None:
-        return f"Nothing is predicted from this run: {plan.baseline.no_fit}."
+        return f"No predictions from this run: {plan.baseline.no_fit}."
     over = plan.baseline.over_limit_bytes
     if over is not None and over > 0:
         said = f"a rank already takes {show_bytes(over)} more than its limit"
@@ -544,6 +551,7 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         elif option is not first:
             best.setdefault(option.lever, option)
     said = [f"{_begin(describe(option.change))}: {_gain(option)}." for option in best.values()]
+    said += _say_misses(plan)
     said += [
         _say_repair(plan, repair)
         for repair in plan.repairs
@@ -559,6 +567,31 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         words = describe(larger.change)
         said.append(f"A larger batch, which changes training: {words}: {_gain(larger)}.")
     return said
+
+
+def _say_misses(plan: Plan) -> list[str]:
+    """Say why no change is simulated, where the simulation goes wrong, and what would help."""
+    no_fit = plan.baseline.no_fit
+    if no_fit is None:
+        return []
+    error = f"S{str(no_fit)[1:]}"
+    said = [f"{error}: only what the replay of the measured steps prices is listed."]
+    large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
+    parts = [
+        f"{miss.of or 'what waits for what'} ({show_change_of(miss.over_ns)})" for miss in large
+    ]
+    if parts:
+        said.append(f"It misses the run in {', '.join(parts)}.")
+    return [*said, f"What helps: {no_fit.hint}."] if no_fit.hint else said
+
+
+def _missed_ns(plan: Plan) -> float:
+    return sum(miss.over_ns for miss in plan.misses)
+
+
+def show_change_of(ns: int) -> str:
+    """Write by how much longer or shorter something is taken to be."""
+    return f"{'+' if ns >= 0 else '-'}{show_duration(abs(ns))}"
 
 
 def _holds(repair: Repair, other: Repair) -> bool:
