@@ -240,9 +240,9 @@ def truths_of(folder: Path) -> list[dict]:
 
 def predict_pair(data: Path, of: Pair) -> Result:
     """Predict a pair from the source's traces alone."""
-    baseline, timeline, _ = load(data / of.source, of.layers)
+    baseline, _, _ = load(data / of.source, of.layers)
     if of.repaired:
-        baseline = mend(baseline, timeline, list(of.repaired))
+        baseline = mend(baseline, of.repaired)
     size = baseline.source.wires.message_bytes
     idea = Idea(
         lever="asked",

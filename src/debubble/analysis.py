@@ -271,6 +271,7 @@ class Analysis:
             basis=self.basis.stated(latency_ns),
             also=also,
             communication=communication,
+            links=self.links,
         )
         return replace(found, slow_ranks=slow)
 

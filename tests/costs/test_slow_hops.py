@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from support.traces.read_once import build_recording
 
-from debubble.costs.wire_pools import pool_wires
+from debubble.plan.baseline import measure_baseline
+from debubble.timeline.figures import measure_pipeline
 
 
 @pytest.mark.parametrize(
@@ -20,6 +21,10 @@ from debubble.costs.wire_pools import pool_wires
     ],
 )
 def test_slow_hops_are_those_that_were_paced(name, slow, recorded_data):
-    pools = pool_wires(build_recording(recorded_data / name), 0)
-    assert sorted(pools.slow) == slow
-    assert all(times > 3 for times in pools.slow.values())
+    timeline = build_recording(recorded_data / name)
+    source = measure_baseline(timeline, measure_pipeline(timeline, 0)).source
+    assert sorted(source.wires.slow) == slow
+    # Their messages are in no pool of the others, and those of the others in none of theirs.
+    for own in source.wires.slow.values():
+        assert own.wires.both_ways > 3 * source.wires.both_ways
+        assert own.wires.one_way > 3 * source.wires.one_way

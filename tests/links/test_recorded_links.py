@@ -13,7 +13,9 @@ from support.traces.read_once import build_recording
 from support.traces.recordings import SHARED
 
 from debubble import api
+from debubble.answers.find import answer_find
 from debubble.answers.links import answer_links, say_links
+from debubble.answers.plan import answer_plan
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
 from debubble.links.hop_times import Fit
@@ -88,9 +90,23 @@ def test_paced_hops_are_named_with_their_direction_and_no_others(name, recorded_
 
 @pytest.mark.parametrize("name", PACED)
 def test_links_says_how_slow_a_hop_is_as_find_and_plan_do(name, recorded_data):
-    (slow,) = judged(recorded_data / name).slow
-    assert slow.judgement.times == slow.times_expected
-    assert f"takes {slow.times_expected:.1f} times" in slow.judgement.why
+    analysis = api.analyse(recorded_data / name)
+    (slow,) = analysis.links.slow
+    times, (here, there) = slow.judgement.times, slow.hop
+    assert f"takes {times:.1f} times" in slow.judgement.why
+    plan = answer_plan(analysis)
+    answers = answer_find(analysis).to_dict(), answer_links(analysis).to_dict(), plan.to_dict()
+    for hops in (answer["hops"] for answer in answers):
+        hop = next(one for one in hops if (one["from_rank"], one["to_rank"]) == slow.hop)
+        assert (hop["verdict"], hop["times"]) == ("slow", times)
+        assert hop["cost_per_batch_s"] == slow.cost_ns / 1e9
+    repair = next(one for one in plan.options if one.lever == "link")
+    assert repair.link.times_expected == times
+    assert plan.baseline.numbers.batch_latency_s * repair.latency_gain_fraction == pytest.approx(
+        slow.cost_ns / 1e9, rel=1e-6
+    )
+    stays = f"the hop {here}:{there} stays {times:.1f} times as slow as others"
+    assert any(stays in option.assumptions for option in plan.options)
 
 
 def test_what_slack_hides_is_not_called_the_wire(recorded_data):
@@ -143,7 +159,25 @@ def test_the_price_of_one_slow_hop_together_is_its_own(recorded_data):
 
 @pytest.mark.parametrize("name", BOTH_INTO)
 def test_a_rank_that_receives_slowly_has_both_its_hops_named(name):
-    assert sorted(one.hop for one in judged(HERE / name).slow) == BOTH_INTO[name]
+    found = judged(HERE / name)
+    assert sorted(one.hop for one in found.slow) == BOTH_INTO[name]
+    assert found.slow_cost_ns > max(one.cost_ns for one in found.slow)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOTH_INTO)
+def test_a_rank_that_receives_slowly_is_simulated_and_its_repair_has_one_price(name):
+    analysis = api.analyse(HERE / name)
+    plan = answer_plan(analysis)
+    prices = {
+        tuple(map(tuple, option.change.repaired_hops)): option.latency_gain_fraction
+        * analysis.links.batch_latency_ns
+        for option in plan.options
+        if option.lever == "link"
+    }
+    assert len(prices) == 3
+    for hops, saved_ns in prices.items():
+        assert saved_ns == pytest.approx(analysis.links.cost_of(hops), abs=2)
 
 
 @pytest.mark.parametrize("name", PACED)
@@ -152,7 +186,7 @@ def test_the_price_is_the_one_that_find_names(name, recorded_data):
     first = name_causes(account_for(timeline, figures))[0]
     slow = judged(recorded_data / name).slow[0]
     assert (first.hop, first.culprit_saved_ns) == (slow.hop, slow.cost_ns)
-    assert first.times_expected == slow.times_expected
+    assert first.times_expected == slow.judgement.times
 
 
 def test_a_hop_that_costs_has_the_price_that_the_recorded_steps_show(recorded_data):

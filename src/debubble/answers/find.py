@@ -567,6 +567,7 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
     no_account = no_account if pipeline.one_run else "these ranks are not of one run"
     no_job = "no sidecar beside the traces says what steps take without the profiler"
     no_memory = "record with profile_memory=True, on a device"
+    unjudged = "nothing tells what the hop should take"
     not_repaired = "it takes an account of the steps, and messages that tell what the hop takes"
 
     def steps_or(why: str) -> str:
@@ -611,8 +612,8 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
         "hops[].to_stage": "these ranks hold several neighbouring stages: see `stages`",
         "hops[].wire_s.median": "every message had left before its receive began",
         "hops[].bytes_per_s": "no message of known size was waited for",
-        "hops[].expected_bytes_per_s": not_repaired,
-        "hops[].times_expected": not_repaired,
-        "hops[].times": "nothing tells what the hop should take",
+        "hops[].expected_bytes_per_s": unjudged,
+        "hops[].times_expected": unjudged,
+        "hops[].times": unjudged,
         "hops[].cost_per_batch_s": not_repaired,
     }

@@ -177,7 +177,7 @@ def _hop_fields(hop: HopFigures, health: HopHealth | None) -> dict[str, Any]:
         "buffered_fraction": hop.buffered_fraction,
         "bytes_per_s": hop.bytes_per_s,
         "expected_bytes_per_s": health.expected_bytes_per_s if health else None,
-        "times_expected": health.times_expected if health else None,
+        "times_expected": health.judgement.times if health else None,
         "verdict": str(health.judgement.verdict) if health else None,
         "times": health.judgement.times if health else None,
         "cost_per_batch_s": seconds(health.cost_ns) if health else None,

@@ -70,6 +70,8 @@ from debubble.units import (
 )
 
 SCHEMA = "debubble.plan/1"
+# Of what the simulation misses, a part worth naming.
+_PART = 0.2
 ANY = "any"
 """Whom to plan for where no framework is to set limits."""
 
@@ -112,6 +114,8 @@ class OptionPart(Part, frozen=True, kw_only=True):
     interval: IntervalPart
     fits_memory: bool | None
     headroom_bytes: list[int | None] | None
+    by_replay: bool
+    """What was measured is replayed with something put right; else the change is simulated."""
     latency_gain_fraction: float
     throughput_gain_fraction: float
     worth: WorthPart | None
@@ -259,6 +263,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         analysis.timeline,
         most_microbatches=most_microbatches,
         links=analysis.links if analysis.ledger else None,
+        ledger=analysis.ledger,
         cache=cache,
         allowed=Permissions(framework=None if whose == ANY else whose, hold=hold, empty_ends=True),
         search=search,
@@ -392,7 +397,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
 def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: Rates) -> OptionPart:
     repair = next((repair for repair in plan.repairs if repair.option is option), None)
     apply = {}
-    for framework in frameworks:
+    for framework in () if option.by_replay else frameworks:
         try:
             apply[framework] = emit(framework, option.change, plan.baseline.setting)
         except UsageError:
@@ -408,6 +413,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: R
         ),
         fits_memory=option.fits_memory,
         headroom_bytes=headroom_bytes(option.headroom),
+        by_replay=option.by_replay,
         latency_gain_fraction=option.latency_gain,
         throughput_gain_fraction=option.throughput_gain,
         worth=rates.worth_of_gain(option.throughput_gain),
@@ -460,7 +466,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
     searched = () if plan.ordered is None else (plan.ordered.option,)
     remedy = () if plan.remedy is None else (plan.remedy,)
     options = (*searched, *plan.recommended, *remedy, *plan.to_try)
-    for option in (each for each in options if not plan.changes_training(each)):
+    for option in (each for each in options if not (plan.changes_training(each) or each.by_replay)):
         try:
             text = emit(framework, option.change, setting)
         except UsageError as error:
@@ -488,7 +494,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
 
 def _tellable(plan: Plan) -> str | None:
     option = plan.first
-    if option is None:
+    if option is None or option.by_replay:
         return None
     change, setting = option.change, plan.baseline.setting
     every = (plan.framework or plan.baseline.framework or "torch", *EMITTERS)
@@ -499,8 +505,8 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
     """Say what to do first, or why there is nothing to do."""
     if plan.best is not None:
         return f"{_begin(describe(plan.best.change))}: {_say_batch(plan, plan.best)}."
-    if plan.baseline.no_fit is not None:
-        return f"Nothing is predicted from this run: {plan.baseline.no_fit}."
+    if plan.baseline.no_fit is not None and plan.first is None:
+        return f"No predictions from this run: {plan.baseline.no_fit}."
     over = plan.baseline.over_limit_bytes
     if over is not None and over > 0:
         said = f"a rank already takes {show_bytes(over)} more than its limit"
@@ -532,7 +538,7 @@ def _say_batch(plan: Plan, option: Option) -> str:
         batch = f"a batch of {option.change.microbatches}"
         before = f"{plan.baseline.source.microbatches} in "
     return (
-        f"{say_gain(option)} throughput, {batch} in {show_duration(option.window_ns)} instead of "
+        f"{say_gain(option)} throughput{' by replay' if option.by_replay else ''}, {batch} in {show_duration(option.window_ns)} instead of "
         f"{before}{show_duration(plan.baseline.window_ns)}"
     )
 
@@ -565,6 +571,7 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         if maybe.throughput_gain > first.throughput_gain:
             why = _why_unsure(plan, maybe)
             said.append(f"Try {describe(maybe.change)}: {say_gain(maybe)}; not sure: {why}.")
+    said += _say_misses(plan)
     said += [f"{_begin(describe(option.change))}: {say_gain(option)}." for option in best.values()]
     said += [
         _say_repair(plan, repair)
@@ -582,6 +589,31 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         words = describe(larger.change)
         said.append(f"A larger batch, which changes training: {words}: {say_gain(larger)}.")
     return said
+
+
+def _say_misses(plan: Plan) -> list[str]:
+    """Say why no change is simulated, where the simulation goes wrong, and what would help."""
+    no_fit = plan.baseline.no_fit
+    if no_fit is None:
+        return []
+    error = f"S{str(no_fit)[1:]}"
+    said = [f"{error}: only what the replay of the measured steps prices is listed."]
+    large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
+    parts = [
+        f"{miss.of or 'what waits for what'} ({show_change_of(miss.over_ns)})" for miss in large
+    ]
+    if parts:
+        said.append(f"It misses the run in {', '.join(parts)}.")
+    return [*said, f"What helps: {no_fit.hint}."] if no_fit.hint else said
+
+
+def _missed_ns(plan: Plan) -> float:
+    return sum(miss.over_ns for miss in plan.misses)
+
+
+def show_change_of(ns: int) -> str:
+    """Write by how much longer or shorter something is taken to be."""
+    return f"{'+' if ns >= 0 else '-'}{show_duration(abs(ns))}"
 
 
 def _holds(repair: Repair, other: Repair) -> bool:

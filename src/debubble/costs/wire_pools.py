@@ -34,15 +34,12 @@ BOTH_OVER_ONE = 1.15
 DRAIN_OVER_WIRE, SENDING_OVER_WIRE = 0.5, 0.65
 # Fewer are no sample.
 _FEWEST = 4
-# A hop that takes so many times as long as the others is slow; tails alone do not make it so.
-_SLOW = 2.0
-# From this share of a hop's messages on, counted from the quickest.
-_NEARLY_ALL = 0.25
 # Of a message over a slow hop, so much is underway before it is received: what four recorded runs
 # lack of a message that was waited for, 1.8 to 2.2 MiB in exchanges and alone, 3.1 in one.
 BUFFERED_BYTES = 2.1 * 1024**2
-# Small messages are buffered whole; some of their time is seen all the same.
-_LEAST_SEEN = 0.25
+# A hop is slow from so many times what it should take. Healthy hops of the recorded runs differ by
+# up to 1.4, and so do two runs of one hop.
+SLOW = 1.5
 # From so many times what is typical on, a message was held up: what it takes more is a tail, which
 # has nothing to do with its size.
 STALLS_FROM = 2.0
@@ -66,6 +63,12 @@ _WIRE_GROWS, _ENDS_GROW = 0.75, 1.0
 Hop = tuple[int, int]
 """Places of the rank that sends and of the rank that receives."""
 _BOTH, _ONE, _SENDING, _DRAIN, _SENT, _LATE = range(6)
+_KINDS = {
+    "both_ways": (_BOTH,),
+    "one_way": (_ONE,),
+    "sending": (_SENDING, _SENT),
+    "drain": (_DRAIN,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +125,8 @@ class WirePools:
     assumed: tuple[str, ...]
     """What the run does not show, in words."""
     messages: Messages
-    slow: Mapping[Hop, float]
-    """Of hops slower than all others, how many times as long messages take; not in the pools."""
+    slow: Mapping[Hop, SlowHop]
+    """Hops that are slow, by places: what their messages took is not in these pools."""
     shared: bool = False
     """All ranks are on one device."""
     other: tuple[float, WirePools] | None = None
@@ -209,7 +212,17 @@ class WirePools:
                 typical = (1 - way) * typical + way * getattr(self.other[1], name)
             grown[name] = typical * (scale / between) ** power
         own = {name: getattr(drawn, name) for name in ("body", "tail_ns", "step", "crowd")}
-        return replace(self, **grown, **own)
+        slow = {
+            hop: replace(
+                own,
+                wires=own.wires.of_size(scale),
+                sends_both_ways=own.sends_both_ways * scale**_WIRE_GROWS,
+                sends_ns=own.sends_ns * scale**_ENDS_GROW,
+                buffered_ns=own.buffered_ns * scale**_ENDS_GROW,
+            )
+            for hop, own in self.slow.items()
+        }
+        return replace(self, **grown, **own, slow=slow)
 
     def draw(
         self, random: np.random.Generator, rows: int, runs: int, *, same_launch: bool = False
@@ -247,24 +260,110 @@ _GROWS = {
 }
 
 
-def pool_wires(timeline: Timeline, pipeline: int) -> WirePools:
-    """Gather the messages between ranks of a pipeline; slow hops are kept apart."""
-    ranks = timeline.ranks_of(pipeline)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowHop:
+    """A hop that was judged slow, as its own messages show it."""
+
+    times: float
+    """How many times as long as those of its peers its messages take."""
+    wires: WirePools
+    """Of its own messages alone; what they do not show, as many times as long as its peers'."""
+    sends_both_ways: float
+    """In an exchange, how long its sender is kept from when both are there."""
+    sends_ns: F64
+    """What each other send took that somebody received before it was over."""
+    buffered_ns: F64
+    """And those that were over before anybody received."""
+
+
+def pool_wires(
+    timeline: Timeline, pipeline: int, slow: Mapping[Hop, float] | None = None
+) -> WirePools:
+    """Gather the messages between ranks of a pipeline; those of slow hops, by ranks, each apart.
+
+    `slow` tells how many times as long as its peers' the messages of each slow hop take. Of the
+    other way of a slow hop, exchanges that are as long tell nothing: each may wait for the other.
+    """
+    ranks, slow = timeline.ranks_of(pipeline), slow or {}
     places = {rank.rank: rank.position for rank in ranks}
     transfers = timeline.transfers
     mine = np.isin(transfers.source, list(places)) & np.isin(transfers.destination, list(places))
     largest = int(transfers.message_bytes[mine].max(initial=-1))
     chosen = transfers.where(mine & (transfers.message_bytes == largest))
     batched = _with_others(chosen)[0].any() or chosen.fused.any()
-    slow = _slow_hops(chosen)
+    of_hop = {hop: _of_hop(chosen, hop) for hop in slow}
     kept = np.ones(len(chosen), dtype=bool)
-    for sender, receiver in slow:
-        kept &= (chosen.source != sender) | (chosen.destination != receiver)
-    messages, buffers = _measure(chosen, kept)
-    pools = _fit(messages, largest, buffers=buffers, shared=surely_share(ranks))
-    usual = max(pools.one_way, 1.0)
-    by_place = {(places[here], places[there]): took / usual for (here, there), took in slow.items()}
+    for hop, own in of_hop.items():
+        kept &= ~own & ~_dragged(chosen, own, _of_hop(chosen, hop[::-1]))
+    buffers = bool((_early(chosen) & kept).any())
+    shared = surely_share(ranks)
+    pools = _fit(_measure(chosen, kept, buffers=buffers), largest, buffers=buffers, shared=shared)
+    by_place = {
+        (places[here], places[there]): _fit_slow(chosen, own, pools, slow[here, there])
+        for (here, there), own in of_hop.items()
+        if own.any()
+    }
     return replace(pools, slow=by_place, batched=bool(batched))
+
+
+def _of_hop(transfers: Transfers, hop: Hop) -> Flags:
+    mine: Flags = (transfers.source == hop[0]) & (transfers.destination == hop[1])
+    return mine
+
+
+def _dragged(transfers: Transfers, slow: Flags, back: Flags) -> Flags:
+    """Tell the exchanges of the way back, where they are about as long as those of a slow hop."""
+    wire, both = _wire(transfers), transfers.fused
+    if not (slow & both).any() or not (back & both).any():
+        return back & both
+    alike = np.median(wire[slow & both]) < SLOW * np.median(wire[back & both])
+    return back & both & bool(alike)
+
+
+def _fit_slow(transfers: Transfers, mine: Flags, peers: WirePools, times: float) -> SlowHop:
+    """Tell what a slow hop's messages take, from its own."""
+    measured = _measure(transfers, mine, buffers=peers.buffers)
+    seen = {
+        name: _typical(measured.took_ns[np.isin(measured.kind, kinds)])
+        for name, kinds in _KINDS.items()
+    }
+    drain, one_way, both = seen["drain"], seen["one_way"], seen["both_ways"]
+    if one_way is None:
+        # What is left of a message takes no longer than all of it.
+        one_way = max(drain or 0.0, peers.one_way * times)
+    if both is None:
+        both = max(drain or 0.0, peers.both_ways * times)
+    drain = min(one_way, peers.drain * times if drain is None else drain)
+    buffered = measured.of(_SENDING)
+    buffered = buffered if len(buffered) else np.array([peers.sending])
+    sends = measured.of(_SENT)
+    shapes = np.isin(measured.kind, (_BOTH, _ONE, _DRAIN))
+    typical = np.array([both, one_way, 1.0, drain])[measured.kind[shapes]]
+    body = measured.took_ns[shapes] / np.maximum(typical, 1.0)
+    body, step = (body, measured.step[shapes]) if len(body) else (np.ones(1), np.zeros(1, np.int64))
+    exchanged = mine & transfers.fused
+    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)[exchanged]
+    kept = np.minimum(transfers.send_end_ns, transfers.receive_end_ns)[exchanged] - met
+    return SlowHop(
+        times=times,
+        wires=replace(
+            peers,
+            one_way=one_way,
+            both_ways=both,
+            drain=drain,
+            body=body,
+            tail_ns=np.zeros(len(body)),
+            step=step,
+            crowd=np.ones(len(body)),
+            contention=0.0,
+            messages=measured,
+            slow={},
+            other=None,
+        ),
+        sends_both_ways=both if not exchanged.any() else float(np.median(kept)),
+        sends_ns=sends if len(sends) else buffered,
+        buffered_ns=buffered,
+    )
 
 
 def join_pools(pools: WirePools, other: WirePools) -> WirePools:
@@ -286,46 +385,16 @@ def join_pools(pools: WirePools, other: WirePools) -> WirePools:
         buffers=pools.buffers or other.buffers,
         shared=pools.shared and other.shared,
     )
-    usual = pools.one_way / max(joined.one_way, 1.0)
-    slow = {hop: times * usual for hop, times in pools.slow.items()}
-    return replace(joined, slow=slow, batched=pools.batched)
+    return replace(joined, slow=pools.slow, batched=pools.batched)
 
 
-def _slow_hops(transfers: Transfers) -> dict[Hop, float]:
-    """Return hops, by ranks, nearly all of whose messages take much longer than those of others.
-
-    With each, what its whole messages take. Of one that was sent before it was asked for, in an
-    exchange or not, what had been buffered is not seen.
-    """
-    wire, early = _wire(transfers), _early(transfers)
-    size = max(int(transfers.message_bytes.max(initial=1)), 1)
-    ahead = early.any() & (transfers.send_start_ns < transfers.receive_start_ns)
-    part_seen = early | (transfers.fused & ahead & ~_with_others(transfers)[0])
-    whole = np.where(part_seen, wire / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN), wire)
-    slow = {}
-    hops = sorted(set(zip(transfers.source.tolist(), transfers.destination.tolist(), strict=True)))
-    for sender, receiver in hops:
-        mine = (transfers.source == sender) & (transfers.destination == receiver)
-        slower = []
-        # What was there before it was asked for, what was waited for, and exchanges: each apart.
-        for alike in (early, ~early & ~transfers.fused, transfers.fused):
-            own, others = wire[mine & alike], wire[~mine & alike]
-            if min(len(own), len(others)) >= _FEWEST:
-                usual = max(float(np.median(others)), 1.0)
-                slower.append(np.quantile(own, _NEARLY_ALL) > _SLOW * usual)
-        if slower and all(slower):
-            slow[sender, receiver] = float(np.median(whole[mine]))
-    return slow
-
-
-def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
-    """Measure what is seen of each message that is kept; tell whether any was buffered."""
+def _measure(transfers: Transfers, kept: Flags, *, buffers: bool) -> Messages:
+    """Measure what is seen of each message that is kept."""
     wire, fused, early = _wire(transfers), transfers.fused, _early(transfers)
     sent, over = transfers.send_start_ns, transfers.receive_end_ns
     both_there = np.maximum(sent, transfers.receive_start_ns)
     # Where none is ever buffered a sender waits for its receiver, and all of a message is seen from
     # when both are there. Else, of a receive that begins while its message travels, only the rest.
-    buffers = bool((early & kept).any())
     leaves = np.where(fused | (not buffers), both_there, sent)
     # A kernel that meets several others lets nothing leave before all are there.
     several, all_there = _with_others(transfers)
@@ -335,6 +404,9 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
         waited = ~fused & ~early
         wire = np.where(waited, (over - sent).astype(np.float64), wire)
     sending = np.minimum(transfers.send_end_ns, over) - leaves
+    # A send whose receiver comes much later than a message takes was kept waiting for it.
+    usual = np.median(wire[(waited | fused) & kept]) if ((waited | fused) & kept).any() else np.inf
+    begun = np.where(both_there - sent > STALLS_FROM * usual, both_there, sent)
     # On its way it is from when it leaves to when it is there, as far as either side shows it.
     arrives = np.where(several, np.minimum(transfers.send_end_ns, over), over)
     arrives = np.maximum(np.where(early, transfers.send_end_ns, arrives), leaves)
@@ -349,12 +421,12 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
         (_SENDING, early, sending.astype(np.float64)),
         (_DRAIN, early, wire),
         (_SENT, ~fused & ~early, sending.astype(np.float64)),
-        (_LATE, ~fused & ~early & ~waited & ~several, (over - sent).astype(np.float64)),
+        (_LATE, ~fused & ~early & ~waited & ~several, (over - begun).astype(np.float64)),
     ]
     rows = [np.flatnonzero(mine & kept) for _, mine, _ in parts]
     every = np.concatenate(rows)
     steps = np.unique(transfers.step[every], return_inverse=True)[1].reshape(-1)
-    messages = Messages(
+    return Messages(
         kind=np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in rows]),
         took_ns=np.concatenate(
             [np.maximum(took[part], 0.0) for part, (_, _, took) in zip(rows, parts, strict=True)]
@@ -362,7 +434,6 @@ def _measure(transfers: Transfers, kept: Flags) -> tuple[Messages, bool]:
         others=others[every],
         step=steps.astype(np.int64),
     )
-    return messages, buffers
 
 
 def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool) -> WirePools:
@@ -370,8 +441,7 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     contention = _contention(messages, shared=shared)
     alone = messages.took_ns / np.exp(contention * messages.others)
     both, one_way, sending, drain = (
-        _typical(alone[np.isin(messages.kind, kinds)])
-        for kinds in ((_BOTH,), (_ONE,), (_SENDING, _SENT), (_DRAIN,))
+        _typical(alone[np.isin(messages.kind, kinds)]) for kinds in _KINDS.values()
     )
     said = []
     if len(messages.of(_ONE)) < _FEWEST and both is not None:

@@ -12,7 +12,6 @@ from statistics import median
 import numpy as np
 
 from debubble.ledger.ledger import Job, Ledger, build_ledger
-from debubble.ledger.savings import Remedies
 from debubble.links.hop_times import Hop, HopTimes, time_hops
 from debubble.links.judge import (
     CLASSES,
@@ -28,13 +27,12 @@ from debubble.links.judge import (
 )
 from debubble.links.wiring import Wiring
 from debubble.simulate.lengths import hop_of
-from debubble.simulate.program import Lengths
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline, surely_share
 from debubble.timeline.steps import only_steps
 
 
-def times_expected(ledger: Ledger, hop: Hop) -> float | None:
+def _times_in_account(ledger: Ledger, hop: Hop) -> float | None:
     """Return how many times as long a hop's messages mostly take as those of its peers."""
     number = _number(ledger, hop)
     times = [
@@ -45,26 +43,10 @@ def times_expected(ledger: Ledger, hop: Hop) -> float | None:
     return float(np.median(found)) if len(found) else None
 
 
-def saved_by_repair(ledger: Ledger, hops: Sequence[Hop], share: float | None = None) -> int:
-    """Replay the steps with some hops as fast as their peers, or at a share of what they take."""
-    numbers = [_number(ledger, hop) for hop in hops]
-    return ledger.saved_by(lambda remedies: remedies.repaired_hops(numbers, share))
-
-
-def saved_by_repairs(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
-    """Replay the steps with all these hops repaired at once, each as `saved_by_repair` would."""
+def saved_by_repair(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
+    """Replay the steps with some hops as their peers are, or at a share of what they take."""
     numbers = {_number(ledger, hop): share for hop, share in shares.items()}
-
-    def repaired(remedies: Remedies) -> Lengths:
-        each = [remedies.repaired_hops([number], share) for number, share in numbers.items()]
-        return replace(
-            remedies.step.lengths,
-            sending=np.minimum.reduce([lengths.sending for lengths in each]),
-            wire=np.minimum.reduce([lengths.wire for lengths in each]),
-            drain=np.minimum.reduce([lengths.drain for lengths in each]),
-        )
-
-    return ledger.saved_by(repaired)
+    return ledger.saved_by(lambda remedies: remedies.repaired_hops(numbers))
 
 
 def _number(ledger: Ledger, hop: Hop) -> int:
@@ -84,8 +66,6 @@ class HopHealth:
     wire: LinkClass | None
     wire_stated: bool
     """Not merely guessed from the devices."""
-    times_expected: float | None
-    """As `find` tells it: how many times as long as its peers its messages mostly take."""
     cost_ns: int | None
     """What a batch would save with this hop as it should be; None where that is not known."""
 
@@ -102,7 +82,8 @@ class HopHealth:
     @property
     def expected_bytes_per_s(self) -> float | None:
         """What the hop would carry if it were as fast as its peers."""
-        return expected_rate(self.times.figures.bytes_per_s, self.times_expected)
+        rate, times = self.times.figures.bytes_per_s, self.judgement.times
+        return rate * times if rate is not None and times is not None else None
 
 
 # A message's start takes 20 to 90 us with NCCL: of shorter ones, as answers of a server are, that
@@ -134,20 +115,25 @@ class LinkHealth:
     batch_latency_ns: int | None
     shared: bool
     """Ranks share a device, so that what one hop gains slows what is beside it."""
-    slow_cost_ns: int | None = None
-    """What a batch would save with all slow hops as they should be; None where not known."""
     costs_ns: Mapping[frozenset[Hop], int] = field(default_factory=dict)
-    """The same of slow hops between two ranks, both ways together, where both are slow."""
+    """What a batch would save with some slow hops repaired at once: both ways between two ranks,
+    all of a rank, and all there are; empty where not known."""
 
     alike: Alike | None = None
     """What all hops do, where none is slow and only other hops say what it should do."""
 
+    @property
+    def slow_cost_ns(self) -> int | None:
+        """What a batch would save with all slow hops as they should be; None where not known."""
+        return self.cost_of([hop.hop for hop in self.slow])
+
     def cost_of(self, hops: Sequence[Hop]) -> int | None:
-        """Return what some slow hops cost together: one, both ways between two ranks, or all."""
+        """Return what some slow hops cost together: one, or what is repaired at once."""
         if len(hops) == 1:
             alone = self.of(hops[0])
             return alone.cost_ns if alone else None
-        return self.costs_ns.get(frozenset(hops), self.slow_cost_ns)
+        known = {health.judgement.verdict for health in self.hops if health.cost_ns is not None}
+        return self.costs_ns.get(frozenset(hops)) if hops else (0 if known else None)
 
     def of(self, hop: Hop) -> HopHealth | None:
         """Return a hop by its ranks; None where there is none such."""
@@ -160,9 +146,18 @@ class LinkHealth:
         return sorted(found, key=lambda health: -(health.cost_ns or 0))
 
 
-def expected_rate(bytes_per_s: float | None, times: float | None) -> float | None:
-    """Return what a hop would carry at its peers' speed."""
-    return bytes_per_s * times if bytes_per_s is not None and times is not None else None
+def repaired_together(slow: Sequence[Hop]) -> list[tuple[Hop, ...]]:
+    """Return what is repaired at once: a link, both ways; all slow hops of a rank; all there are.
+
+    A card or a slot that is ill slows all hops of its rank: repairing one of them gains nothing.
+    """
+    slow = sorted(slow)
+    pairs = dict.fromkeys(frozenset(hop) for hop in slow)
+    together = [tuple(hop for hop in slow if set(hop) == pair) for pair in pairs]
+    ranks = sorted({rank for pair in pairs for rank in pair})
+    together += [tuple(hop for hop in slow if rank in hop) for rank in ranks]
+    together.append(tuple(slow))
+    return list(dict.fromkeys(hops for hops in together if hops))
 
 
 def account_for(
@@ -232,7 +227,6 @@ def _judge(
             judgement=judged[hop.hop],
             wire=wiring.of(hop.hop),
             wire_stated=hop.hop in wiring.stated,
-            times_expected=times_expected(ledger, hop.hop) if ledger else None,
             cost_ns=_cost(ledger, hop.hop, judged[hop.hop]),
         )
         for hop in timed
@@ -242,8 +236,7 @@ def _judge(
         commands=_commands(figures),
         batch_latency_ns=figures.batch_latency_ns,
         shared=surely_share(figures.ranks),
-        slow_cost_ns=_cost_together(ledger, judged),
-        costs_ns=_costs_of_pairs(ledger, judged),
+        costs_ns=_costs_together(ledger, judged),
         alike=_alike(hops, figures),
     )
 
@@ -277,35 +270,31 @@ def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
         return None
     if not judgement.slow:
         return 0
-    return saved_by_repair(ledger, [hop], _share(judgement))
+    return saved_by_repair(ledger, {hop: _share(judgement)})
 
 
 def _as_priced(judgement: Judgement, hop: Hop, ledger: Ledger | None) -> Judgement:
-    """Say how slow a hop is as `find` and `plan` do, who price it: all its messages decided."""
+    """Say how slow a slow hop is by all its messages, as the account has it that prices it."""
     if ledger is None or not judgement.slow or judgement.against != "peers":
         return judgement
-    times = times_expected(ledger, hop)
+    times = _times_in_account(ledger, hop)
     if times is None or times <= 1:
         return judgement
     return judge_ratio(times, slow=True, against="peers")
 
 
-def _cost_together(ledger: Ledger | None, judged: Mapping[Hop, Judgement]) -> int | None:
-    """Price all slow hops at once: slack may hide each of them, and not all."""
-    if ledger is None or not ledger.replays:
-        return None
-    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
-    return saved_by_repairs(ledger, slow) if slow else 0
-
-
-def _costs_of_pairs(
+def _costs_together(
     ledger: Ledger | None, judged: Mapping[Hop, Judgement]
 ) -> dict[frozenset[Hop], int]:
-    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
+    """Price slow hops that are repaired at once: slack may hide each of them, and not all."""
     if ledger is None or not ledger.replays:
         return {}
-    both = [{hop: slow[hop], hop[::-1]: slow[hop[::-1]]} for hop in slow if hop[::-1] in slow]
-    return {frozenset(pair): saved_by_repairs(ledger, pair) for pair in both}
+    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
+    return {
+        frozenset(hops): saved_by_repair(ledger, {hop: slow[hop] for hop in hops})
+        for hops in repaired_together(list(slow))
+        if len(hops) > 1
+    }
 
 
 def _share(judgement: Judgement) -> float | None:

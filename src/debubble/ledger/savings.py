@@ -12,12 +12,13 @@ from typing import TypeVar
 import numpy as np
 
 from debubble.costs.passes import PassCosts, trailing_activity
+from debubble.costs.wire_pools import SLOW
 from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate.engine import Engine, run_shared
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.simulate.program import NEVER_NS, Lengths, Times
-from debubble.timeline.model import F64, I64, Flags
+from debubble.timeline.model import I64, Flags
 
 HEAD_OF_LINE, ALL = "head_of_line", "all"
 
@@ -143,27 +144,25 @@ class Remedies:
             drain=np.maximum(lengths.drain - drain, 0),
         )
 
-    def repaired_hops(self, hops: Sequence[int], share: float | None = None) -> Lengths:
-        """Let some hops be as fast as their peers; their messages still vary as they do.
+    def repaired_hops(self, hops: Mapping[int, float | None]) -> Lengths:
+        """Let some hops be as their peers are, whose messages have bad moments, too.
 
-        Or let their messages take a `share` of what they do, where something else tells it.
+        Or let their messages take a share of what they do, where something else tells it.
         """
-        lengths, expected = self.step.lengths, self.expected
-        mine = np.isin(hop_of(self.step.program), hops)
-        # An exchange ends when both its messages are there: the way back only waited for this one.
-        affected = (mine | self._way_back(mine)) & ~expected.other_way
-
-        def faster(column: I64, times: F64) -> I64:
-            shares = np.minimum(1 / times, 1.0)
-            shares = shares if share is None else np.where(mine, share, shares)
-            return np.rint(column * np.where(affected, shares, 1.0)).astype(np.int64)
-
-        return replace(
-            lengths,
-            sending=faster(lengths.sending, expected.sending_times),
-            wire=faster(lengths.wire, expected.wire_times),
-            drain=faster(lengths.drain, expected.drain_times),
-        )
+        expected, hop = self.expected, hop_of(self.step.program)
+        lengths = {name: getattr(self.step.lengths, name) for name in ("sending", "wire", "drain")}
+        for number, share in hops.items():
+            mine = hop == number
+            # An exchange ends when both its messages are there: where the way back is as slow, it
+            # only waited for this one.
+            dragged = self._way_back(mine) & (expected.wire_times > SLOW)
+            affected = (mine | dragged) & ~expected.other_way
+            for name, took in lengths.items():
+                repaired = getattr(expected, f"repaired_{name}")
+                if share is not None:
+                    repaired = np.where(mine, np.rint(took * share).astype(np.int64), repaired)
+                lengths[name] = np.where(affected, np.minimum(took, repaired), took)
+        return replace(self.step.lengths, **lengths)
 
     def _way_back(self, mine: Flags) -> Flags:
         """Return the messages that share an exchange with some."""

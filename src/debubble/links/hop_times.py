@@ -35,12 +35,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.costs.wire_pools import BUFFERED_BYTES
+from debubble.costs.wire_pools import BOTH_OVER_ONE, BUFFERED_BYTES, SLOW
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import F64, I64, Flags, Timeline, Transfers, rows_by_hop
@@ -50,8 +50,6 @@ from debubble.units import NS_PER_S
 Hop = tuple[int, int]
 """The rank that sends and the rank that receives."""
 
-# Hops up to so many times as slow as others are well: recorded healthy ones differ by up to 1.4.
-WELL = 1.5
 # Both ranks see an exchange end at once where each waits for both its messages; the recorded ones,
 # whose sends are buffered, do not.
 _AT_ONCE = 0.02
@@ -78,6 +76,10 @@ class ExpectedTimes:
     """Of buffered messages a send may be quick where the wire is slow."""
     other_way: Flags
     """Exchanges that their other message made long: repairing this hop leaves them as they are."""
+    repaired_wire: I64
+    """What each would take with its hop as its peers are, which have long messages as well."""
+    repaired_drain: I64
+    repaired_sending: I64
 
 
 def expect_wire(
@@ -96,27 +98,36 @@ def expect_wire(
     for number, others in enumerate(beside, start=1):
         hops += [hop_of(step.program) + number * len(step.program.ranks) ** 2 for step in others]
         steps = (*steps, *others)
-    hop = np.concatenate(hops)
+    hop, fused = np.concatenate(hops), np.concatenate([step.fused for step in steps])
     peers = _number(
         np.concatenate([step.transfer_bytes for step in steps]),
-        np.concatenate([step.fused for step in steps]),
+        fused,
         np.concatenate([_wire_of(step, wires or {}) for step in steps]),
     )
     wires_took = _Lengths.of([(step.lengths.wire, step.seen.wire) for step in steps])
     drains_took = _Lengths.of([(step.lengths.drain, step.seen.drain) for step in steps])
     sends_took = _Lengths.of([(step.lengths.sending, np.ones_like(step.fused)) for step in steps])
+    together = np.concatenate([end_together(step) for step in steps])
+    size = len(steps[0].program.ranks) if steps else 0
     for number in range(int(peers.max(initial=-1)) + 1):
         mine = peers == number
-        by_wire = wires_took.against_others(hop, mine)
-        by_drain = drains_took.against_others(hop, mine)
-        by_send = sends_took.against_others(hop, mine)
+        both_ways = np.unique(hop[mine & fused]).tolist()
+        back = {here: _way_back(here, size) for here in both_ways}
+        by_wire = wires_took.against_others(hop, mine, back)
+        by_drain = drains_took.against_others(hop, mine, back)
+        by_drain |= {
+            here: max(times, by_drain.get(here, 0.0))
+            for here, times in drains_took.against_whole(wires_took, hop, mine).items()
+        }
+        by_send = sends_took.against_others(hop, mine, back)
         for here in np.unique(hop[mine]).tolist():
             own = mine & (hop == here)
             # What no other hop shows tells nothing: then a drain is as slow as a wire.
             wires_took.set(own, by_wire.get(here), by_drain.get(here))
             drains_took.set(own, by_drain.get(here), by_wire.get(here))
             sends_took.set(own, by_send.get(here))
-    together = np.concatenate([end_together(step) for step in steps])
+        for took in (wires_took, drains_took, sends_took):
+            took.repair(hop, mine)
     other_way = wires_took.of_other_way(hop, peers, together)
     ends = np.cumsum([len(step.fused) for step in steps]).tolist()
     return tuple(
@@ -128,6 +139,9 @@ def expect_wire(
             drain_times=drains_took.times[rows],
             sending_times=sends_took.times[rows],
             other_way=other_way[rows],
+            repaired_wire=wires_took.repaired[rows],
+            repaired_drain=drains_took.repaired[rows],
+            repaired_sending=sends_took.repaired[rows],
         )
         for step, end in zip(steps[:wanted], ends[:wanted], strict=True)
         for rows in [slice(end - len(step.fused), end)]
@@ -141,25 +155,40 @@ class _Lengths(NamedTuple):
     seen: Flags
     usual: I64
     times: F64
+    repaired: I64
 
     @classmethod
     def of(cls, steps: Sequence[tuple[I64, Flags]]) -> _Lengths:
         ns, seen = (np.concatenate(column) for column in zip(*steps, strict=True))
-        return cls(ns, seen, ns.copy(), np.ones(len(ns)))
+        return cls(ns, seen, ns.copy(), np.ones(len(ns)), ns.copy())
 
-    def against_others(self, hop: I64, mine: Flags) -> dict[int, float]:
+    def against_others(self, hop: I64, mine: Flags, back: Mapping[int, int]) -> dict[int, float]:
         """Return how many times as long as those of others each hop's messages mostly take."""
+        medians = self.medians(hop, mine)
+        usual = usual_of_others(medians, back)
+        return {here: medians[here] / length for here, length in usual.items()}
+
+    def medians(self, hop: I64, mine: Flags) -> dict[int, float]:
+        """Return what the messages of each hop of a class mostly took, as far as it was seen."""
         rows = np.flatnonzero(mine & self.seen)
-        medians = {
+        return {
             here: max(float(np.median(self.ns[rows[hop[rows] == here]])), 1.0)
             for here in np.unique(hop[rows]).tolist()
         }
-        in_order = sorted(medians.values())
-        return {
-            here: own / usual
-            for here, own in medians.items()
-            if (usual := middle_of_others(in_order, own)) is not None
-        }
+
+    def against_whole(self, wires: _Lengths, hop: I64, mine: Flags) -> dict[int, float]:
+        """Return the same of drains that take longer than the whole messages of others.
+
+        What is left of a message takes no longer than all of it.
+        """
+        whole = wires.medians(hop, mine)
+        found = {}
+        for here, own in self.medians(hop, mine).items():
+            others = sorted(length for there, length in whole.items() if there != here)
+            middle = middle_of_others(others, None)
+            if middle is not None and own > SLOW * middle:
+                found[here] = own / middle
+        return found
 
     def set(self, own: Flags, *told: float | None) -> None:
         """Set what a hop takes against others, by the first that tells; and what is usual."""
@@ -168,11 +197,27 @@ class _Lengths(NamedTuple):
         self.times[own] = times
         self.usual[own] = round(float(np.median(self.ns[rows])) / times)
 
+    def repair(self, hop: I64, mine: Flags) -> None:
+        """Set what messages of a class would take on hops as their peers are.
+
+        The longest of a hop takes what the longest of its healthy peers do, and so on down to the
+        shortest: a repaired hop has bad moments, too, and no more of them than they.
+        """
+        seen, well = mine & self.seen, self.times <= SLOW
+        for here in np.unique(hop[mine]).tolist():
+            own = mine & (hop == here)
+            self.repaired[own] = np.rint(self.ns[own] / self.times[own])
+            peers, rows = self.ns[seen & well & ~own], np.flatnonzero(own & seen)
+            if len(peers) and len(rows):
+                ranks = np.argsort(np.argsort(self.ns[rows], kind="stable"), kind="stable")
+                shares = (ranks + 0.5) / len(rows)
+                self.repaired[rows] = np.rint(np.quantile(peers, shares))
+
     def of_other_way(self, hop: I64, peers: I64, together: Flags) -> Flags:
         """Tell exchanges of slow hops that lasted as long because of their other message."""
         found = np.zeros(len(self.ns), dtype=bool)
         against_usual = self.ns / np.maximum(self.usual, 1)
-        slow = self.times > WELL
+        slow = self.times > SLOW
         for number in np.unique(peers[together & slow]).tolist():
             mine = together & (peers == number)
             healthy = against_usual[mine & ~slow] / self.times[mine & ~slow]
@@ -207,6 +252,45 @@ def of_other_way(against_usual: F64, times: float, healthy: F64) -> Flags:
 
     found: Flags = alike(against_usual) > alike(against_usual / times)
     return found
+
+
+Key = TypeVar("Key", int, Hop)
+
+
+def usual_of_others(medians: Mapping[Key, float], back: Mapping[Key, Key]) -> dict[Key, float]:
+    """Return what each hop should take by the others.
+
+    Of exchanges, whose way `back` is given, both ways are about as long where each waits for the
+    other, whichever it is that is slow: then they count once, and tell nothing of each other.
+    """
+    alike = {
+        hop: {hop, there}
+        for hop, own in medians.items()
+        if (there := back.get(hop, hop)) in medians and _alike(own, medians[there])
+    }
+    figures: dict[frozenset[Key], float] = {
+        frozenset(hops): sum(medians[each] for each in hops) / len(hops)
+        for hop in medians
+        for hops in [alike.get(hop, {hop})]
+    }
+    if len(figures) < 2:
+        alike, figures = {}, {frozenset({hop}): own for hop, own in medians.items()}
+    in_order = sorted(figures.values())
+    found = {
+        hop: middle_of_others(in_order, figures[frozenset(alike.get(hop, {hop}))])
+        for hop in medians
+    }
+    return {hop: middle for hop, middle in found.items() if middle is not None}
+
+
+def _alike(one_way: float, other: float) -> bool:
+    return max(one_way, other) < SLOW * min(one_way, other)
+
+
+def _way_back(hop: int, ranks: int) -> int:
+    """Return the number of the hop the other way, of the same replica."""
+    replica, own = divmod(hop, ranks**2)
+    return replica * ranks**2 + own % ranks * ranks + own // ranks
 
 
 def middle_of_others(in_order: Sequence[float], own: float | None) -> float | None:
@@ -252,8 +336,6 @@ FEWEST = 4
 # Held against hops timed with nothing else running (45 of the recorded H200 runs), the tenth part
 # from the quickest is nearest.
 _ALONE = 0.1
-# What a message takes that shares its wire with one the other way; the ratio of the recorded runs.
-_BOTH_OVER_ONE = 1.15
 # Of a small message all may be underway before its receive begins.
 _LEAST_SEEN = 0.25
 # Sizes closer than this share latency and bandwidth in all of them: no line can part the two.
@@ -411,7 +493,7 @@ def _alone(rows: Transfers, *, buffers: bool) -> int | None:
     one_way, exchange, _, wire = _kinds(rows, buffers=buffers)
     # Where both sides meet it is all one who came first; else the receiver has to have waited.
     waited = one_way & (_waiting(rows) | (not buffers))
-    clean = np.concatenate((wire[waited], wire[exchange & _waiting(rows)] / _BOTH_OVER_ONE))
+    clean = np.concatenate((wire[waited], wire[exchange & _waiting(rows)] / BOTH_OVER_ONE))
     others = wire[exchange & ~_waiting(rows)]
     if len(clean) >= FEWEST or (len(clean) >= 2 and not len(others)):
         return round(float(np.quantile(clean, _ALONE)))

@@ -14,8 +14,16 @@ from enum import StrEnum
 
 import numpy as np
 
+from debubble.costs.wire_pools import SLOW
 from debubble.errors import UsageError
-from debubble.links.hop_times import FEWEST, Fit, Hop, HopTimes, middle_of_others
+from debubble.links.hop_times import (
+    FEWEST,
+    Fit,
+    Hop,
+    HopTimes,
+    middle_of_others,
+    usual_of_others,
+)
 from debubble.timeline.model import F64, RankTimeline, may_share
 
 
@@ -139,10 +147,8 @@ def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) ->
     return f"CUDA_VISIBLE_DEVICES={device},{other_device} {_PROGRAM} -g 2 {words}"
 
 
-# A hop is slow from so many times what it should take. Healthy hops of the recorded runs differ by
-# up to 1.4, and so do two runs of one hop.
-SLOW = 1.5
-# So must its messages, from this share on, counted from the quickest: tails make no slow hop.
+# Of a slow hop the messages are slow from this share on, counted from the quickest: tails make no
+# slow hop.
 _NEARLY_ALL = 0.25
 # Where bad moments of other hops hide it, what a message takes with the wire to itself tells a slow
 # hop, if most of its messages take longer, too. No healthy hop of 52 recorded runs shows both: at
@@ -285,6 +291,8 @@ class _Ratios:
 
     alone: F64
     exchanged: F64
+    as_long: bool
+    """Its exchanges last about as long as its messages outside of them, or longer."""
 
     @classmethod
     def of(cls, hop: HopTimes, usual: Mapping[tuple[Hop, str], float]) -> _Ratios:
@@ -292,7 +300,13 @@ class _Ratios:
         for kind, own in hop.lengths:
             if (hop.hop, kind) in usual:
                 found[kind == "exchange"].append(own / usual[hop.hop, kind])
-        return cls(alone=np.concatenate(found[False]), exchanged=np.concatenate(found[True]))
+        lengths = dict(hop.lengths)
+        both, one = lengths["exchange"], np.concatenate((lengths["waited"], lengths["early"]))
+        return cls(
+            alone=np.concatenate(found[False]),
+            exchanged=np.concatenate(found[True]),
+            as_long=bool(len(both) and len(one) and SLOW * np.median(both) >= np.median(one)),
+        )
 
     @property
     def every(self) -> F64:
@@ -316,6 +330,9 @@ def _by_peers(own: _Ratios, other_way: _Ratios | None, alone: float) -> Judgemen
     judged = judge_ratio(float(np.median(ratios)), slow=_slow(ratios), against="peers")
     if judged.slow:
         return judged
+    # Exchanges that others' hold up as well say nothing against what those outside exchanges say.
+    if not dragged and _slow(own.alone) and len(own.alone) >= _FEWEST_RATIOS and own.as_long:
+        return judge_ratio(float(np.median(own.alone)), slow=True, against="peers")
     if dragged:
         return replace(judged, dragged=True, why="its exchanges wait for the other direction")
     if alone >= _SLOW_ALONE and np.median(ratios) >= _MOST_AS_WELL:
@@ -340,12 +357,22 @@ def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop
             of_hops = medians.setdefault(_alike(times, kind, wires), {})
             if len(lengths) >= 2:
                 of_hops[times.hop] = max(float(np.median(lengths)), 1.0)
-    in_order = {alike: sorted(of_hops.values()) for alike, of_hops in medians.items()}
+    back = {times.hop: times.hop[::-1] for times in hops}
+    usual = {
+        alike: usual_of_others(of_hops, back if alike[2] == "exchange" else {})
+        for alike, of_hops in medians.items()
+    }
     found = {}
     for times in hops:
-        for kind, _ in times.lengths:
-            alike = _alike(times, kind, wires)
-            middle = middle_of_others(in_order[alike], medians[alike].get(times.hop))
+        for kind, lengths in times.lengths:
+            middle = usual[_alike(times, kind, wires)].get(times.hop)
+            if kind == "early" and len(lengths):
+                # What is left of a message takes no longer than a whole one of its peers.
+                waited = medians.get(_alike(times, "waited", wires), {})
+                others = sorted(own for hop, own in waited.items() if hop != times.hop)
+                whole = middle_of_others(others, None)
+                if whole is not None and np.median(lengths) > SLOW * whole:
+                    middle = whole if middle is None else min(middle, whole)
             if middle is not None:
                 found[times.hop, kind] = middle
     return found
@@ -361,14 +388,11 @@ def _alone(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[Hop, floa
         if times.alone_ns is not None and times.waited >= FEWEST:
             alike = _alike(times, "alone", wires)
             alone.setdefault(alike, {})[times.hop] = max(times.alone_ns, 1.0)
-    found = {}
-    for of_hops in alone.values():
-        in_order = sorted(of_hops.values())
-        for hop, own in of_hops.items():
-            middle = middle_of_others(in_order, own)
-            if middle is not None:
-                found[hop] = own / middle
-    return found
+    return {
+        hop: of_hops[hop] / usual
+        for of_hops in alone.values()
+        for hop, usual in usual_of_others(of_hops, {}).items()
+    }
 
 
 def _alike(hop: HopTimes, kind: str, wires: Mapping[Hop, str]) -> _Alike:

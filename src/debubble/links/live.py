@@ -30,10 +30,10 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from debubble.costs.wire_pools import SLOW
 from debubble.errors import LinkTestError, LogError, MissingExtra, UsageError
 from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
-    SLOW,
     SLOW_FOR_ITS_CLASS,
     Judgement,
     LinkClass,

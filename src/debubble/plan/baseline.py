@@ -18,6 +18,8 @@ from debubble.costs.memory import (
     predict_peaks,
 )
 from debubble.errors import NoFit, UsageError
+from debubble.ledger.hop_health import LinkHealth, judge_links
+from debubble.links.hop_times import Hop
 from debubble.plan.change import Change, Setting
 from debubble.schedules import SCHEDULES, Order, count_stages, order_of
 from debubble.simulate.communication import (
@@ -144,9 +146,9 @@ class Baseline:
             return None
         simulated, took = self.source.window_ns / exp(self.misfit), self.source.window_ns
         return NoFit(
-            f"the simulation of the run as it is takes {show_duration(round(simulated))}, the run "
-            f"took {show_duration(took)}: {show_percent(abs(simulated / took - 1))} off, "
-            f"and more than {show_percent(FITS)} prices nothing",
+            f"simulator error {show_percent(abs(simulated / took - 1))} (limit "
+            f"{show_percent(FITS)}): it takes {show_duration(round(simulated))} for the run as it "
+            f"is, which took {show_duration(took)}",
             hint="record more steps, of all ranks; how messages travel is taken as "
             f"{self.communication}: --communication states it",
         )
@@ -301,12 +303,14 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     basis: RunBasis | None = None,
     also: AlsoRun | None = None,
     communication: Communication | None = None,
+    links: LinkHealth | None = None,
 ) -> Baseline:
     """Fit a run, alone or with another of its model, and hold its own simulation against it.
 
     A batch in the profiler is not the batch one serves: `basis` says what it takes without.
     """
-    source = measure_source(timeline, figures, layers)
+    links = links or judge_links(timeline, figures)
+    source = measure_source(timeline, figures, layers, _slow_hops(links))
     name = schedule or source.schedule
     if name is None:
         raise UsageError(
@@ -322,7 +326,8 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     runs = [] if memory is None else [memory]
     pooled, correction = None, None
     if also is not None:
-        other = measure_source(also.timeline, also.figures, also.layers)
+        others = judge_links(also.timeline, also.figures)
+        other = measure_source(also.timeline, also.figures, also.layers, _slow_hops(others))
         pooled = pool_sources(source, other, also.token_ratio)
         source = pooled.source
         more = _memory_run(also.timeline, other, other.schedule)
@@ -352,6 +357,10 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         pooled=pooled,
         other_correction=correction,
     )
+
+
+def _slow_hops(links: LinkHealth) -> dict[Hop, float]:
+    return {hop.hop: hop.judgement.times or 1.0 for hop in links.slow}
 
 
 @lru_cache(maxsize=_KEPT)

@@ -96,6 +96,8 @@ class Option:
     throughput_low: float
     throughput_high: float
     assumptions: tuple[str, ...]
+    by_replay: bool = False
+    """What was measured is replayed with something put right: nothing is simulated."""
 
     @property
     def lever(self) -> str:
@@ -253,8 +255,8 @@ def _assumed(  # noqa: C901 (a list of what may be said)
     names = [rank.rank for rank in baseline.ranks]
     changed = {*idea.wire_scale, *idea.wire_ns}
     yield from (
-        f"the hop {names[here]}:{names[there]} stays {times:.1f} times as slow as others"
-        for (here, there), times in source.wires.slow.items()
+        f"the hop {names[here]}:{names[there]} stays {slow.times:.1f} times as slow as others"
+        for (here, there), slow in source.wires.slow.items()
         if (here, there) not in changed
     )
 

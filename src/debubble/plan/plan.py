@@ -10,7 +10,9 @@ from typing import Literal
 
 from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
+from debubble.ledger.ledger import Ledger
 from debubble.plan.baseline import Baseline, even_split
+from debubble.plan.by_replay import Miss, find_misses, replayed_options
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.lever import ALL, Lever, OwnOption, Permissions, Refusal, Start
@@ -71,8 +73,6 @@ class Plan:
     overlap: Overlap | None
     repairs: tuple[Repair, ...] = ()
     """Of slow links, each alone, and all together."""
-    links: LinkHealth | None = None
-    """What each hop takes and costs, as all verbs have it."""
     framework: str | None = None
     """Whom the options can be told to, by its name among emitters; None where to any."""
     left_out: tuple[Refusal, ...] = ()
@@ -81,6 +81,8 @@ class Plan:
     """A larger batch competes like anything else: it was asked for, or nothing is trained."""
     cache: CachePlan | None = None
     """What splits leave for a KV cache, where that was asked and can be told."""
+    misses: tuple[Miss, ...] = ()
+    """Where the simulation of the run as it is misses it, where it misses it by too much."""
     ordered: OrderChoice | None = None
     """An order of its own, where one was looked for and is quicker than those with a name."""
 
@@ -165,6 +167,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     *,
     most_microbatches: int | None = None,
     links: LinkHealth | None = None,
+    ledger: Ledger | None = None,
     cache: Cache | None = None,
     allowed: Permissions = ALL,
     search: OrderSearch | None = None,
@@ -174,8 +177,14 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     What the framework that is planned for cannot be told is left out before anything is ranked.
     """
     if baseline.no_fit is not None:
+        options = replayed_options(baseline, ledger, links)
         return Plan(
-            baseline=baseline, options=(), refused=(), partition=None, overlap=None, links=links
+            baseline=baseline,
+            options=tuple(sorted(options, key=lambda one: -one.throughput_gain)),
+            refused=(),
+            partition=None,
+            overlap=None,
+            misses=find_misses(baseline, ledger),
         )
     start = Start(
         baseline=baseline,
@@ -228,7 +237,6 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         overlap=next((own for own in sieve.weighed if isinstance(own, Overlap)), None),
         ordered=next((own for own in sieve.weighed if isinstance(own, OrderChoice)), None),
         repairs=tuple(repairs),
-        links=links,
     )
 
 

@@ -74,7 +74,7 @@ def _option_tables(found: PlanAnswer) -> Iterator[Table]:
         low, high = option.interval.batch_latency_s or (0.0, 0.0)
         table = larger if option.changes_training else same
         table.add(
-            option.words,
+            f"{option.words}{' (by replay)' if option.by_replay else ''}",
             show_seconds(option.numbers.batch_latency_s),
             show_between(show_seconds(low), show_seconds(high)),
             show_share(option.numbers.bubble_fraction),

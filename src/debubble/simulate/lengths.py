@@ -153,7 +153,8 @@ def _message_lengths(program: Program, times: Times) -> tuple[dict[str, I64], Se
     for number, (wire, drain) in found.items():
         mine = hop == number
         either = wire or (drain / share if drain else _median(whole[mine & known]))
-        usual_wire[mine], usual_drain[mine] = either, drain or either * share
+        # What is left of a message takes no longer than all of it.
+        usual_wire[mine], usual_drain[mine] = either, min(drain or either * share, either)
     # Neither can have taken longer: the one that is nearer to what is usual was the later.
     wire_last = waited | (~early & (whole * usual_drain <= rest * usual_wire))
     wires = np.where(known & wire_last, whole, np.minimum(whole, np.rint(usual_wire)))

@@ -8,9 +8,10 @@ simulating again until it agrees.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from debubble.costs.passes import (
     time_under,
     trailing_activity,
 )
-from debubble.costs.wire_pools import BUFFERED_BYTES, CROWDED, crowded
+from debubble.costs.wire_pools import BUFFERED_BYTES, CROWDED, SlowHop, crowded
 from debubble.errors import UsageError
 from debubble.schedules import Order
 from debubble.simulate.communication import BESIDE_COMPUTE, Communication
@@ -40,11 +41,12 @@ _WEIGHT_SHARE = 0.5
 # Without gradients to be added to, W takes at least so much of what it takes with them.
 _LEAST_OF_W = 0.5
 _ROUNDS = 4
+_MIDDLE = 0.5
 # Draws that tell what is met, of a run of one rank; of more ranks fewer do.
 _SAMPLED = 64
 # From launch to launch medians of the same run differ by 2.5 %, measured over five launches; tails
 # of messages, few steps and a misfit come on top.
-_LAUNCH_SPREAD = 0.025
+LAUNCH_SPREAD = 0.025
 # What messages beside compute do is not seen in a run that has none: by the pairs of such runs.
 _UNSEEN_SPREAD = 0.025
 # All hops of a host go through its sockets: with one of them slower, or as quick as others again,
@@ -117,6 +119,21 @@ class Surroundings:
     """Of each message: other messages on their way."""
     late: F64
     """Of each batch: how often its rank computes where it could start."""
+    awaited: F64
+    """Of each message: how often its receiver is there before a buffered send is over."""
+
+
+class _OfSlowHop(NamedTuple):
+    """Draws of each message of a slow hop."""
+
+    body: F64
+    """Against what is typical of that hop."""
+    kept: F64
+    """Its send, where somebody receives."""
+    buffered: F64
+    """And where nobody does yet."""
+    chance: F64
+    """Decides which of them it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +149,7 @@ class _Draws:
     """As if all met others on their way."""
     chance: F64 | None
     """Of each message: what decides whether one stalls that met none; None: a tail is a mean."""
+    slow: Mapping[tuple[int, int], _OfSlowHop] = field(default_factory=dict)
 
     def first(self, runs: int) -> _Draws:
         """Return the first few runs."""
@@ -141,6 +159,10 @@ class _Draws:
             body=self.body[:, :runs],
             tail_ns=self.tail_ns[:, :runs],
             chance=None if self.chance is None else self.chance[:, :runs],
+            slow={
+                hop: _OfSlowHop(*(column[:, :runs] for column in drawn))
+                for hop, drawn in self.slow.items()
+            },
         )
 
 
@@ -171,6 +193,15 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
         body=body,
         tail_ns=tail,
         chance=np.zeros(tail.shape) if same_launch else random.random(tail.shape),
+        slow={
+            hop: _OfSlowHop(
+                body=own.wires.draw(random, int(mine.sum()), draws, same_launch=True)[0],
+                kept=random.choice(own.sends_ns, size=(int(mine.sum()), draws)),
+                buffered=random.choice(own.buffered_ns, size=(int(mine.sum()), draws)),
+                chance=random.random((int(mine.sum()), draws)),
+            )
+            for hop, own, mine in _slow_hops(program, source, what_if)
+        },
     )
     met = _meet(engine, source, what_if, drawn)
     lengths = _lengths(engine, source, what_if, drawn, met)
@@ -180,7 +211,7 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
     of_hops = bool(source.repaired or what_if.wire_scale or what_if.wire_ns)
     wide = np.linalg.norm(
         [
-            _LAUNCH_SPREAD,
+            LAUNCH_SPREAD,
             unsure,
             source.window_spread,
             _UNSEEN_SPREAD * unseen,
@@ -240,6 +271,15 @@ def mean_lengths(
         body=np.full(messages, wires.mean_body),
         tail_ns=np.full(messages, wires.mean_tail_ns if layers is None else 0.0),
         chance=None,
+        slow={
+            hop: _OfSlowHop(
+                body=np.full((int(mine.sum()), 1), own.wires.mean_body),
+                kept=np.full((int(mine.sum()), 1), own.sends_ns.mean()),
+                buffered=np.full((int(mine.sum()), 1), own.buffered_ns.mean()),
+                chance=np.full((int(mine.sum()), 1), _MIDDLE),
+            )
+            for hop, own, mine in _slow_hops(program, source, what_if)
+        },
     )
     met = _meet(engine, source, what_if, drawn)
     what_if = what_if if layers is None else replace(what_if, layers=layers)
@@ -264,8 +304,10 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Sur
         beside=np.zeros(len(program.passes)),
         others=np.zeros(len(messages)),
         late=np.zeros(len(places)),
+        awaited=np.ones(len(messages)),
     )
-    if not (source.passes.slope or beside or crowds or waits_for_room):
+    slow = list(_slow_hops(program, source, what_if))
+    if not (source.passes.slope or beside or crowds or waits_for_room or slow):
         return met
     for _ in range(_ROUNDS):
         lengths = _lengths(engine, source, what_if, drawn, met)
@@ -303,6 +345,12 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Sur
             gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
             ready = begun - np.rint(gaps).astype(np.int64)[:, None]
             found["late"] = in_a_pass(program, times, ready, begun).mean(axis=1)
+        if slow:
+            found["awaited"] = met.awaited.copy()
+        for hop, _, mine in slow:
+            over = begun[messages.sent[mine]] + drawn.slow[hop].buffered
+            there = times.batch_start[messages.received[mine]] <= over
+            found["awaited"][mine] = there.mean(axis=1)
         met = replace(met, **found)
     return met
 
@@ -334,12 +382,17 @@ def _lengths(
     # Where its sender waits nothing of a message is there before its receive begins.
     meets = messages.rendezvous[:, None]
     drain = np.where(meets, wire, wires.drain * slowed)
-    places = batches.place
-    for (here, there), scale in what_if.wire_scale.items():
-        mine = (places[messages.sent] == here) & (places[messages.received] == there)
+    for hop, own, mine in _slow_hops(program, source, what_if):
+        (body, kept, early, chance), both = drawn.slow[hop], exchanged[mine]
+        sent = np.where(chance < met.awaited[mine, None], kept, early)
+        wire[mine] = np.where(both, own.wires.both_ways, own.wires.one_way) * body
+        sending[mine] = np.where(both, own.sends_both_ways * body, sent)
+        drain[mine] = np.where(meets[mine], wire[mine], own.wires.drain * body)
+    for hop, scale in what_if.wire_scale.items():
+        mine = _of_hop(program, hop)
         wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
-    for (here, there), least in _least_ns(source, what_if).items():
-        mine = (places[messages.sent] == here) & (places[messages.received] == there)
+    for hop, least in what_if.wire_ns.items():
+        mine = _of_hop(program, hop)
         # What is buffered on its way has gone before its receive begins, in an exchange as well; of
         # unknown sizes, and where senders wait, nothing.
         known = wires.buffers and wires.message_bytes > 0
@@ -359,23 +412,26 @@ def _lengths(
     )
 
 
-def _least_ns(source: Source, what_if: WhatIf) -> dict[tuple[int, int], int]:
-    """Return what messages take at least, by hop: of slow ones, and of those that are set."""
-    usual = source.wires.of_size(what_if.token_scale).one_way
-    slow = {
-        hop: round(times * usual)
-        for hop, times in source.wires.slow.items()
-        if hop not in what_if.wire_scale
-    }
-    return {**slow, **what_if.wire_ns}
+def _of_hop(program: Program, hop: tuple[int, int]) -> Flags:
+    messages, places = program.messages, program.batches.place
+    mine: Flags = (places[messages.sent] == hop[0]) & (places[messages.received] == hop[1])
+    return mine
+
+
+def _slow_hops(
+    program: Program, source: Source, what_if: WhatIf
+) -> Iterator[tuple[tuple[int, int], SlowHop, Flags]]:
+    """Yield the slow hops that nobody has set to be otherwise, and the messages of each."""
+    for hop, own in source.wires.of_size(what_if.token_scale).slow.items():
+        if hop not in what_if.wire_scale and hop not in what_if.wire_ns:
+            yield hop, own, _of_hop(program, hop)
 
 
 def _rated_hops(program: Program, source: Source, what_if: WhatIf) -> Flags:
     """Tell messages of hops that hold them back: they are on no one else's way."""
-    messages, places = program.messages, program.batches.place
-    rated = np.zeros(len(messages), dtype=bool)
-    for here, there in _least_ns(source, what_if):
-        rated |= (places[messages.sent] == here) & (places[messages.received] == there)
+    rated = np.zeros(len(program.messages), dtype=bool)
+    for hop in {*source.wires.slow, *what_if.wire_ns} - {*what_if.wire_scale}:
+        rated |= _of_hop(program, hop)
     return rated
 
 

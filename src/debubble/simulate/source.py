@@ -7,7 +7,7 @@ messages grow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ from debubble.costs.passes import (
     grow_by_two_runs,
     inside_passes,
 )
-from debubble.costs.wire_pools import WirePools, join_pools, pool_wires
+from debubble.costs.wire_pools import Hop, WirePools, join_pools, pool_wires
 from debubble.errors import Code, Gap, UsageError
 from debubble.simulate.engine import in_a_pass
 from debubble.simulate.lengths import batch_gaps, pass_gaps
@@ -101,9 +101,15 @@ class PooledSource:
 
 
 def measure_source(
-    timeline: Timeline, figures: PipelineFigures, split: Sequence[int] | None = None
+    timeline: Timeline,
+    figures: PipelineFigures,
+    split: Sequence[int] | None = None,
+    slow: Mapping[Hop, float] | None = None,
 ) -> Source:
-    """Fit a run's costs; the user may state the layers of each stage."""
+    """Fit a run's costs; the user may state the layers of each stage.
+
+    Hops that were judged `slow`, by ranks, come with how many times as long their messages take.
+    """
     if not figures.windows or figures.microbatches is None or figures.batch_latency_ns is None:
         raise UsageError(
             "no step that can be planned with: no window, or no count of microbatches",
@@ -150,7 +156,7 @@ def measure_source(
     return Source(
         ranks=ranks,
         passes=model,
-        wires=pool_wires(kept, figures.pipeline),
+        wires=pool_wires(kept, figures.pipeline, slow),
         split=known,
         steps=tuple(steps),
         microbatches=figures.microbatches,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from debubble.costs.wire_pools import SLOW
 from debubble.errors import Code, Gap
 from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
-    SLOW,
     Judgement,
     LinkClass,
     Past,

@@ -1,8 +1,8 @@
 """The lever of a link: slow hops repaired, so that their messages travel as those of others do.
 
-`find` replays the measured steps with the hop's messages shortened; here the run is predicted, with
-messages drawn from those of the other hops, tails and all. A repaired hop has bad moments, too: so
-it saves less than the replay says, which is kept beside it.
+What it buys is what `find` says: the measured steps replayed with the hop's messages as long as
+those of its peers. Other levers are weighed on the run so repaired, which is simulated: it is tied
+to what the replay takes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from debubble.costs.wire_pools import WirePools, pool_wires
-from debubble.ledger.hop_health import LinkHealth
+from debubble.ledger.hop_health import LinkHealth, repaired_together
 from debubble.links.hop_times import Hop
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.lever import Lever, Start
-from debubble.plan.option import Idea, Option, weigh
-from debubble.timeline.model import Timeline
-from debubble.timeline.steps import only_steps
+from debubble.plan.option import Idea, Option, predict_idea, weigh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,58 +31,44 @@ class Repair:
     """What `find` says it saves, by replaying the measured steps; None where it cannot."""
 
 
-def repairs(baseline: Baseline, timeline: Timeline, links: LinkHealth | None) -> list[Repair]:
-    """Weigh the repair of each slow link alone, of a rank's, and of all; what buys most first.
-
-    A card or a slot that is ill slows all hops of its rank: repairing one of them gains nothing.
-    """
+def repairs(baseline: Baseline, links: LinkHealth | None) -> list[Repair]:
+    """Weigh the repair of each slow link alone, of a rank's, and of all; what buys most first."""
     slow = {hop.hop: hop for hop in links.slow} if links else {}
-    pairs = dict.fromkeys(frozenset(hop) for hop in slow)
-    together = [tuple(hop for hop in slow if set(hop) == pair) for pair in pairs]
-    ranks = sorted({rank for pair in pairs for rank in pair})
-    together += [tuple(hop for hop in slow if rank in hop) for rank in ranks]
-    together.append(tuple(slow))
     found = []
-    for hops in dict.fromkeys(hops for hops in together if hops):
-        mended = mend(baseline, timeline, hops)
+    for hops in repaired_together(list(slow)):
+        saved_ns = links.cost_of(hops) if links else None
+        idea = Idea(lever="link", change=Change(repaired=hops))
+        mended = mend(baseline, hops)
+        predicted = predict_idea(mended, idea)
+        option = weigh(mended, idea, predicted)
+        if links is not None and saved_ns is not None and links.batch_latency_ns:
+            wanted = baseline.window_ns * (1 - saved_ns / links.batch_latency_ns)
+            tied = mended.correction * wanted / option.window_ns
+            mended = replace(mended, correction=tied)
+            option = weigh(mended, idea, predicted)
         found.append(
             Repair(
-                option=weigh(mended, Idea(lever="link", change=Change(repaired=hops))),
+                option=option,
                 baseline=mended,
                 times_expected=max(slow[hop].judgement.times or 1.0 for hop in hops),
-                replayed_ns=links.cost_of(hops) if links else None,
+                replayed_ns=saved_ns,
             )
         )
     return sorted(found, key=lambda repair: -repair.option.throughput_gain)
 
 
-def mend(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> Baseline:
+def mend(baseline: Baseline, hops: Sequence[Hop]) -> Baseline:
     """Return the run with hops, by their ranks, that are as their peers are."""
-    names = [rank.rank for rank in baseline.ranks]
+    names, wires = [rank.rank for rank in baseline.ranks], baseline.source.wires
     mended = {(names.index(here), names.index(there)) for here, there in hops}
-    wires = baseline.source.wires
-    if not mended <= set(wires.slow):
-        wires = _without(baseline, timeline, hops)
-    slow = {hop: times for hop, times in wires.slow.items() if hop not in mended}
-    wires = replace(wires, slow=slow)
-    return replace(baseline, source=replace(baseline.source, wires=wires, repaired=True))
-
-
-def _without(baseline: Baseline, timeline: Timeline, hops: Sequence[Hop]) -> WirePools:
-    """Pool messages again without those of some hops, which will be otherwise."""
-    kept = only_steps(timeline, baseline.source.steps)
-    moved = kept.transfers
-    mine = np.zeros(len(moved.source), dtype=bool)
-    for here, there in hops:
-        mine |= (moved.source == here) & (moved.destination == there)
-    others = replace(kept, transfers=moved.where(~mine))
-    pools = pool_wires(others, baseline.ranks[0].pipeline)
-    return replace(pools, other=baseline.source.wires.other)
+    slow = {hop: own for hop, own in wires.slow.items() if hop not in mended}
+    source = replace(baseline.source, wires=replace(wires, slow=slow), repaired=True)
+    return replace(baseline, source=source)
 
 
 def ideas(start: Start) -> list[Repair]:
     """Return the repairs of slow links, weighed."""
-    return repairs(start.baseline, start.timeline, start.links)
+    return repairs(start.baseline, start.links)
 
 
 def words(change: Change) -> str:

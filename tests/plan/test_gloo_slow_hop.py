@@ -1,0 +1,82 @@
+"""A real gloo pipeline with one hop slow: simulated as it is, and its repair priced alike."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from debubble import api
+from debubble.answers.find import answer_find
+from debubble.answers.plan import answer_plan
+from debubble.demo.workload import LOOPBACK, RunFiles, Workload, encode_workload
+
+SOURCE = Path(__file__).parents[1] / "support" / "services" / "paced_socket.c"
+# 128 KiB a message: each takes 20 ms of its hop.
+BYTES_PER_S = 6_500_000
+SHAPE = {"tokens": 512, "width": 64, "forward_ms": 10, "backward_ms": 20, "steps": 3, "warmup": 2}
+TRAINS = Workload(ranks=3, layers=(2, 2, 2), microbatches=4, **SHAPE)
+SERVES = Workload(ranks=3, layers=(2, 2, 2), microbatches=6, schedule="forward-only", **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    built = tmp_path_factory.mktemp("paced") / "paced.so"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", built, SOURCE, "-ldl"], check=True)  # noqa: S607
+    return built
+
+
+def run_paced(workload, hop, library, folder):
+    """Run a workload whose one rank reads slowly what comes from another."""
+    ports, files = folder / "ports", RunFiles(folder=folder / "run")
+    ports.mkdir()
+    files.folder.mkdir()
+    files.write(files.workload, encode_workload(workload))
+    settings = {
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "OMP_NUM_THREADS": "1",
+        "LD_PRELOAD": str(library),
+        "PACED_FOLDER": str(ports),
+        "PACED_FROM": str(hop[0]),
+        "PACED_TO": str(hop[1]),
+        "PACED_BYTES_PER_S": str(BYTES_PER_S),
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "debubble.demo.rank", str(files.folder), str(rank)],
+            env=os.environ | settings | {"RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(workload.ranks)
+    ]
+    try:
+        for rank in ranks:
+            _, said = rank.communicate(timeout=180)
+            assert rank.returncode == 0, said.decode()
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return api.analyse(files.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("cc"), reason="cc is not installed: apt-get install gcc")
+@pytest.mark.parametrize("workload", [TRAINS, SERVES], ids=["1f1b", "forward-only"])
+def test_a_run_with_a_slow_hop_is_simulated_and_its_repair_has_one_price(
+    workload, library, tmp_path
+):
+    analysis = run_paced(workload, (1, 2), library, tmp_path)
+    assert [hop.hop for hop in analysis.links.slow] == [(1, 2)]
+    assert abs(analysis.baseline().misfit) < 0.05
+    plan = answer_plan(analysis)
+    repair = next(option for option in plan.options if option.lever == "link")
+    found = next(hop for hop in answer_find(analysis).hops if hop.verdict == "slow")
+    saved_s = plan.baseline.numbers.batch_latency_s - repair.numbers.batch_latency_s
+    assert saved_s == pytest.approx(found.cost_per_batch_s, rel=0.01)
+    # A message takes 20 ms, and all but a few hold the step up.
+    assert saved_s > 0.5 * workload.microbatches * 0.02
