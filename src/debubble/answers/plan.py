@@ -537,9 +537,10 @@ def _say_batch(plan: Plan, option: Option) -> str:
     if option.change.microbatches is not None and option.change.hold != "batch":
         batch = f"a batch of {option.change.microbatches}"
         before = f"{plan.baseline.source.microbatches} in "
+    by_replay = " by replay" if option.by_replay else ""
     return (
-        f"{say_gain(option)} throughput{' by replay' if option.by_replay else ''}, {batch} in {show_duration(option.window_ns)} instead of "
-        f"{before}{show_duration(plan.baseline.window_ns)}"
+        f"{say_gain(option)} throughput{by_replay}, {batch} in {show_duration(option.window_ns)} "
+        f"instead of {before}{show_duration(plan.baseline.window_ns)}"
     )
 
 
