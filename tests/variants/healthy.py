@@ -200,8 +200,12 @@ def overlap(
 
 
 def graphs(document: Event, _: Random, *, nodes: bool = True) -> None:
-    """Kernels between messages are launched by one call; no graph goes over a step's end."""
+    """Kernels between messages are launched by one call; no graph goes into an optimizer's range,
+    or over a step's end.
+    """
     launches, marks = launches_of(document), [e["ts"] for e in marks_of(document)]
+    ranges = [e for e in document["traceEvents"] if e["name"].startswith("Optimizer.step#")]
+    marks = sorted([*marks, *(e["ts"] for e in ranges if e.get("cat") == "user_annotation")])
     joined = [
         (launches[event["args"]["correlation"]], event)
         for event in on_device(document)
