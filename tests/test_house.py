@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LONGEST_FILE = 600
-LONGEST_PATH = 60
 
 
 @pytest.mark.slow
-def test_no_file_is_long_and_find_walks_through_few_of_them():
+def test_find_walks_through_the_files_that_the_docs_name():
     four_ranks = ROOT / "tests" / "data" / "h200" / "fwd_closed_m4"
     done = subprocess.run(
         [sys.executable, str(ROOT / "tools" / "house.py"), str(four_ranks)],
@@ -24,6 +22,4 @@ def test_no_file_is_long_and_find_walks_through_few_of_them():
         text=True,
     )
     counted = json.loads(done.stdout)
-    assert counted["longest"] <= LONGEST_FILE
     assert {"fleet/survey.py", "timeline/build.py", "answers/find.py"} <= set(counted["path"])
-    assert len(counted["path"]) <= LONGEST_PATH, counted["path"]

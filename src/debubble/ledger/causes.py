@@ -103,6 +103,16 @@ class Cause(StrEnum):
         fill="#5f86a8",
         ink="#000000",
     )
+    COLLECTIVE_WAIT = About(
+        key="collective_wait",
+        word="collective wait",
+        meaning="in a collective, before its last member came",
+        bottleneck="waiting in collectives for a late member",
+        colour="#9c5f86",
+        fill="#8d6d3c",
+        ink="#2a1d03",
+        bits=(0xAA, 0x00, 0x55, 0x00, 0xAA, 0x00, 0x55, 0x00),
+    )
     COLLECTIVE = About(
         key="collective",
         word="collective",
