@@ -363,7 +363,9 @@ CAUSES = tuple(Cause)
 CAUSE_OF = {cause.about.key: cause for cause in CAUSES}
 NUMBER_OF = {cause: number for number, cause in enumerate(CAUSES)}
 # What is put right to remove each cause; of passes themselves last.
-OF_KERNELS_AND_HOSTS = frozenset({"host", "host_sync", "collective", "data_parallel"})
+OF_KERNELS_AND_HOSTS = frozenset(
+    {"host", "host_sync", "collective", "collective_wait", "data_parallel"}
+)
 """What a job's own timers do not show: it is neither named nor priced where they are all there is.
 """
 REMEDIES: dict[Cause, Remedy] = {

@@ -28,7 +28,7 @@ except ImportError as missing:
 MOST_STAGES = 64
 LATENCY_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 # What is bubble among the causes: the rest is work.
-_WORK = frozenset({"compute", "collective"})
+_WORK = frozenset({"compute", "collective", "collective_wait"})
 
 
 class Counts:
