@@ -24,7 +24,7 @@ FIELDS = {
     "run": "capture captures kind pipelines ranks stages chunks microbatches schedule framework "
     "stated steps "
     "devices clock_uncertainty_s missing_ranks partial one_run steps_inferred steps_left_out",
-    "ledger": "total_s steps middle_steps causes shares culprits ranks",
+    "ledger": "total_s steps middle_steps causes shares culprits ranks late_in_collectives",
     "replay": "batch_latency_s error_fraction",
     "numbers": "bubble_fraction batch_latency_s step_time_s peak_memory_bytes microbatches_per_s "
     "tokens_per_s unprofiled_batch_latency_s",

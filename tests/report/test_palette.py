@@ -34,7 +34,8 @@ SEEN_AS = {
 }
 TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 GROUNDS = [pytest.param(LIGHT, id="light"), pytest.param(DARK, id="dark")]
-WAITS = [cause for cause in Cause if cause not in {Cause.COMPUTE, Cause.COLLECTIVE}]
+HELD = {Cause.COMPUTE, Cause.COLLECTIVE, Cause.COLLECTIVE_WAIT}
+WAITS = [cause for cause in Cause if cause not in HELD]
 
 
 def linear(colour):

@@ -7,6 +7,7 @@ that share a device count once; ranks on a CPU count for nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -22,7 +23,7 @@ from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import Culprit, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE
 from debubble.ledger.verdict import LITTLE, MATTERS, Bottleneck, MainCause
-from debubble.timeline.model import ranks_a_device
+from debubble.timeline.model import RankTimeline, ranks_a_device
 from debubble.timeline.steps import numbered
 from debubble.units import (
     NS_PER_S,
@@ -213,6 +214,15 @@ class RankAccount(Part, frozen=True, kw_only=True):
     culprits: list[WaitedFor]
 
 
+class LatePart(Part, frozen=True, kw_only=True):
+    """Whom a rank waits for most in collectives of its stage."""
+
+    rank: int
+    late_rank: int
+    wait_s: float
+    """Over all that was captured."""
+
+
 class AccountPart(Part, frozen=True, kw_only=True):
     """Every nanosecond under one cause: sums over `steps`, shares of the batch in their middle."""
 
@@ -224,6 +234,7 @@ class AccountPart(Part, frozen=True, kw_only=True):
     culprits: list[WaitedFor]
     """Of each cause, what was waited for longest."""
     ranks: list[RankAccount]
+    late_in_collectives: list[LatePart]
 
 
 class SavingPart(Part, frozen=True, kw_only=True):
@@ -296,7 +307,22 @@ def answer_account(ledger: Ledger) -> AccountPart:
             )
             for place, rank in enumerate(ledger.ranks)
         ],
+        late_in_collectives=[late for rank in ledger.ranks if (late := _late_for(rank))],
     )
+
+
+def _late_for(rank: RankTimeline) -> LatePart | None:
+    """Return the rank that one waits for longest in collectives; None where it waits for none."""
+    waits, met = Counter[int](), rank.shared
+    for late, waited in zip(
+        met.late.tolist(), (met.arrived_ns - met.start_ns).tolist(), strict=True
+    ):
+        if late >= 0:
+            waits[late] += waited
+    if not waits:
+        return None
+    late, waited = waits.most_common(1)[0]
+    return LatePart(rank=rank.rank, late_rank=late, wait_s=waited / NS_PER_S)
 
 
 def in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:

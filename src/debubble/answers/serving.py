@@ -224,6 +224,7 @@ def answer_stream(account: StreamAccount) -> AccountPart:
             )
             for place, rank in enumerate(ranks)
         ],
+        late_in_collectives=[],
     )
 
 

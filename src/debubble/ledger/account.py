@@ -8,8 +8,8 @@ the rank of that pass. All at one instant, so that a wait may be cut into severa
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -437,11 +437,44 @@ def account_step(
                 for cut in cutter.cut(place, piece):
                     rows.add(_claimed(step, place, piece, cut) if _CLAIMING else cut, piece)
         parts.append(_in_order(place, known, rows))
-    return Account(
+    account = Account(
         **{
             column.name: np.concatenate([part[column.name] for part in parts])
             for column in fields(Account)
         }
+    )
+    return _part_collectives(account, tuple(clip(r.shared.waits, begin, length) for r in ranks))
+
+
+def _part_collectives(account: Account, waits: tuple[Intervals, ...]) -> Account:
+    """Tell what a collective takes of itself from waiting in it for its last member.
+
+    A rank's own, or those of the rank that is waited for.
+    """
+    if not any(len(stretches.start_ns) for stretches in waits):
+        return account
+    rows: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    causes: list[int] = []
+    for row, cause in enumerate(account.cause.tolist()):
+        begin, end = int(account.start_ns[row]), int(account.end_ns[row])
+        cuts: Iterable[tuple[int, int, bool]] = ((begin, end, False),)
+        if cause == _COLLECTIVE:
+            waited_for = account.root_kind[row] == RootKind.COLLECTIVE
+            place = int(account.root[row] if waited_for else account.place[row])
+            cuts = split(waits[place], begin, end)
+        for first, last, waiting in cuts:
+            rows.append(row)
+            starts.append(first)
+            ends.append(last)
+            causes.append(NUMBER_OF[Cause.COLLECTIVE_WAIT] if waiting else cause)
+    parted = account.where(np.array(rows, dtype=np.int64))
+    return replace(
+        parted,
+        start_ns=np.array(starts, dtype=np.int64),
+        end_ns=np.array(ends, dtype=np.int64),
+        cause=np.array(causes, dtype=np.uint8),
     )
 
 

@@ -103,6 +103,16 @@ class Cause(StrEnum):
         fill="#5f86a8",
         ink="#000000",
     )
+    COLLECTIVE_WAIT = About(
+        key="collective_wait",
+        word="collective wait",
+        meaning="in a collective, before its last member came",
+        bottleneck="waiting in collectives for a late member",
+        colour="#9c5f86",
+        fill="#8d6d3c",
+        ink="#2a1d03",
+        bits=(0xAA, 0x00, 0x55, 0x00, 0xAA, 0x00, 0x55, 0x00),
+    )
     COLLECTIVE = About(
         key="collective",
         word="collective",
@@ -353,7 +363,9 @@ CAUSES = tuple(Cause)
 CAUSE_OF = {cause.about.key: cause for cause in CAUSES}
 NUMBER_OF = {cause: number for number, cause in enumerate(CAUSES)}
 # What is put right to remove each cause; of passes themselves last.
-OF_KERNELS_AND_HOSTS = frozenset({"host", "host_sync", "collective", "data_parallel"})
+OF_KERNELS_AND_HOSTS = frozenset(
+    {"host", "host_sync", "collective", "collective_wait", "data_parallel"}
+)
 """What a job's own timers do not show: it is neither named nor priced where they are all there is.
 """
 REMEDIES: dict[Cause, Remedy] = {

@@ -37,7 +37,7 @@ class Account:
         length: I64 = self.end_ns - self.start_ns
         return length
 
-    def where(self, kept: Flags) -> Account:
+    def where(self, kept: Flags | I64) -> Account:
         """Return a part of the rows."""
         return Account(**{column.name: getattr(self, column.name)[kept] for column in fields(self)})
 

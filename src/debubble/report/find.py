@@ -86,6 +86,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         _say_slowest(found.pipelines, streams=found.stream is not None),
         _say_job(found),
         _say_profiler(found),
+        _say_late(found),
         *(found.stream.scheduler.notes if found.stream and found.stream.scheduler else ()),
         _say_shape(found),
         _say_outside(found),
@@ -481,6 +482,15 @@ def _say_job(found: FindAnswer) -> str:
         return said
     by = show_percent(-job.overhead_fraction)
     return f"{said}, {by} less when profiled: something else slowed unprofiled steps"
+
+
+def _say_late(found: FindAnswer) -> str:
+    """Say whom ranks wait for in collectives of their stage, where that takes some time."""
+    account = found.ledger
+    if account is None or account.shares[Cause.COLLECTIVE_WAIT] < MATTERS:
+        return ""
+    pairs = ", ".join(f"{one.rank} for {one.late_rank}" for one in account.late_in_collectives)
+    return f"in collectives of a stage ranks wait most: {pairs}"
 
 
 def _host_table(hosts: Sequence[HostPart]) -> Table:

@@ -48,6 +48,7 @@ from debubble.timeline.meetings import (
     crosses_stages,
     join_meetings,
     meet,
+    meet_in_stages,
 )
 from debubble.timeline.memory import (
     StagePasses,
@@ -153,7 +154,7 @@ def build_timeline(traces: Sequence[RankTrace], in_flight: int | None = None) ->
     built = [build_part(part, marked=marked, in_flight=in_flight) for part in groups]
     if not all_inferred_alike(built):
         built = [build_part(part, marked=False, may_infer=False) for part in groups]
-    return join_parts(built, unknown_groups)
+    return meet_in_stages(join_parts(built, unknown_groups), named)
 
 
 def build_part(

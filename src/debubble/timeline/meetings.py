@@ -16,11 +16,20 @@ the pipeline: no kernel of it is work.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import I64, UNKNOWN, Flags, Meetings, Role, no_meetings, role_of
+from debubble.timeline.model import (
+    I64,
+    UNKNOWN,
+    Flags,
+    Meetings,
+    Role,
+    Timeline,
+    no_meetings,
+    role_of,
+)
 from debubble.timeline.work import Work
 from debubble.trace.columns import Group, Operation, RankTrace
 
@@ -37,6 +46,10 @@ class Attendance:
     start_ns: I64
     end_ns: I64
     size: I64
+
+    def shifted(self, offset_ns: int) -> Attendance:
+        """Return them on a clock that is ahead by so much."""
+        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
 def crosses_stages(group: Group, stages: Sequence[int]) -> bool:
@@ -117,6 +130,42 @@ def join_meetings(parts: Sequence[Meetings]) -> Meetings:
 
 
 _COLUMNS = tuple(Meetings.__dataclass_fields__)
+
+
+def meet_in_stages(timeline: Timeline, traces: Sequence[RankTrace]) -> Timeline:
+    """Match the collectives among ranks of one stage, which lie in several pipelines.
+
+    Pipelines have clocks of their own; members leave such a collective together.
+    """
+    lines = {line.rank: line for line in timeline.ranks}
+    seen: dict[tuple[str, tuple[int, ...]], dict[int, Attendance]] = {}
+    for trace in traces:
+        line = lines.get(UNKNOWN if trace.rank is None else trace.rank)
+        for number, group in enumerate(trace.groups if line else ()):
+            among = role_of(group) is Role.INNER and len({*group.ranks} & lines.keys()) > 1
+            if line is not None and among and not crosses_stages(group, line.members):
+                attendance = attend(trace, number, line.clock_offset_ns)
+                seen.setdefault((group.name, group.ranks), {})[line.rank] = attendance
+    found: dict[int, list[Meetings]] = {}
+    for (_, ranks), members in seen.items():
+        if len(members) < len(ranks) or len({len(one.end_ns) for one in members.values()}) > 1:
+            continue  # who came last, or which belongs to which, is not known
+        first = members[min(members)]
+        offsets = {rank: one.end_ns - first.end_ns for rank, one in members.items()}
+        laid = {
+            rank: one.shifted(-int(np.median(offsets[rank])) if len(offsets[rank]) else 0)
+            for rank, one in members.items()
+        }
+        met = meet(laid, len(ranks))
+        for rank, one in members.items():
+            mine = met.where(met.rank == rank)
+            back = (one.start_ns[0] - mine.start_ns[0]) if len(mine) else 0
+            found.setdefault(rank, []).append(mine.shifted(int(back)))
+    ranks_met = tuple(
+        replace(line, shared=join_meetings(found[line.rank])) if line.rank in found else line
+        for line in timeline.ranks
+    )
+    return replace(timeline, ranks=ranks_met)
 
 
 def _shift(reference: Attendance, other: Attendance) -> int:

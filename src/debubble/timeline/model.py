@@ -452,6 +452,21 @@ class Meetings(Columns):
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    @property
+    def waits(self) -> Intervals:
+        """When the rank spun until the last member came."""
+        spun = self.arrived_ns > self.start_ns
+        return union_of(self.start_ns[spun], self.arrived_ns[spun])
+
+    def shifted(self, offset_ns: int) -> Meetings:
+        """Return them on a clock that is ahead by so much."""
+        return replace(
+            self,
+            start_ns=self.start_ns + offset_ns,
+            end_ns=self.end_ns + offset_ns,
+            arrived_ns=self.arrived_ns + offset_ns,
+        )
+
 
 def no_meetings() -> Meetings:
     """Return no collective at all."""
@@ -513,6 +528,8 @@ class RankTimeline:
     """What it reduces and gathers with others, where it does."""
     meetings: Meetings = field(default_factory=no_meetings)
     """Its collectives with ranks of other stages."""
+    shared: Meetings = field(default_factory=no_meetings)
+    """Its collectives with ranks of its own stage, of other pipelines, that were captured."""
     handing_over: Intervals = field(default_factory=no_intervals)
     """When its host stood in a send to another host, which ends when that one takes it."""
     turns: Turns | None = None

@@ -26,7 +26,7 @@ except ImportError as missing:
 # A pipeline of more stages is shown as a whole only.
 MOST_STAGES = 64
 # What is bubble among the causes: the rest is work.
-_WORK = frozenset({"compute", "collective"})
+_WORK = frozenset({"compute", "collective", "collective_wait"})
 
 
 class Counts:
