@@ -634,6 +634,9 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     if saved_ns <= 0:
         return f"{slow}, and repairing buys nothing."
     saved = show_duration(saved_ns)
+    if repair.option in plan.to_try:
+        why = _why_unsure(plan, repair.option)
+        return f"{slow}; repairing may gain {say_gain(repair.option)}, not sure: {why}."
     return (
         f"{slow}, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
         f"{say_gain(repair.option)}: within the noise of a run."

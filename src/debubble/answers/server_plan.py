@@ -13,6 +13,7 @@ from debubble.answers.serving import answer_scheduler
 from debubble.errors import UsageError
 from debubble.load import Load, read_mix
 from debubble.plan.emit import emit_serving
+from debubble.plan.plan import WORTH_A_TRY
 from debubble.plan.serving import ServingSetting
 from debubble.serving.plan import (
     WITHOUT_PROFILER,
@@ -140,11 +141,17 @@ def answer_server_plan(
     options = plan_server(model, limit=question.kv_tokens)
     best = next((row for row, option in enumerate(options) if option.verdict == "yes"), None)
     if best is None:
-        verdict = _as_it_is(model) + ": nothing that was tried is sure to serve more."
-        maybe = [option for option in options if option.verdict == "maybe" and option.gain > 0]
+        maybe = [
+            option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
+        ]
+        verdict = f"{_as_it_is(model)}: no change gains more than the noise."
         if maybe:
-            alone = "" if maybe[0].of_prompts else ", as far as answers alone go"
-            verdict = verdict[:-1] + f"; {_what(model, maybe[0])} may{alone}."
+            gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
+            alone = "" if maybe[0].of_prompts else ", counting decode alone"
+            verdict = (
+                f"{_as_it_is(model)}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
+                "sure: its interval includes no gain."
+            )
     else:
         verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."
     emitted = None

@@ -226,7 +226,7 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
         return ""
     if any(option.recommended for option in answer.options):
         return f"{asked} --hold microbatch"
-    if not answer.options:  # what it could not predict, replays of the run still price
+    if all(option.by_replay for option in answer.options):  # find has what a replay prices
         return f"debubble find {words}"
     return f"debubble history add {words} --name NAME"
 
