@@ -127,8 +127,6 @@ def test_a_capture_without_prompts_tells_nothing_of_first_tokens_and_cache(ask):
     assert {one["verdict"] for one in answer["options"]} == {"maybe", "no"}
     words = " ".join(said.split())
     assert "counting decode alone; not sure: its interval includes no gain" in words
-        said.split()
-    )
 
 
 @pytest.mark.parametrize(
