@@ -9,6 +9,7 @@ from support.vllm_count import Count
 
 import debubble
 from debubble.answers.server_plan import ServerQuestion, answer_server_plan
+from debubble.ledger.causes import Cause
 from debubble.timeline.turns import Phase
 
 SHIPPED = Path(__file__).parents[1] / "data" / "vllm"
@@ -161,3 +162,33 @@ def test_labels_and_sizes_tell_the_same_of_an_engine(tmp_path):
     assert labelled.stream.batches.phase.tolist() == batches.phase.tolist()
     for cause, share in plain.stream.shares().items():
         assert labelled.stream.shares()[cause] == pytest.approx(share, abs=0.002)
+
+
+def test_captures_that_begin_and_end_at_different_batches_tell_the_same(tmp_path):
+    """Turns repeat every four batches, so that labels alone do not tell which is which."""
+    parts = {0: (0.0, 0.8), 1: (0.12, 1.0), 2: (0.3, 0.95), 3: (0.05, 0.9)}
+    host = {"cuda_runtime", "cuda_driver", "cpu_op", "user_annotation", "cpu_instant_event"}
+    for rank, (first, last) in parts.items():
+        with gzip.open(SHIPPED / "pp4_split" / f"rank{rank}.json.gz") as file:
+            trace = json.load(file)
+        events = trace["traceEvents"]
+        stamps = [event["ts"] for event in events if event.get("cat") in host]
+        low, length = min(stamps), max(stamps) - min(stamps)
+        begin, end = low + first * length, low + last * length
+        inside = [e for e in events if e.get("cat") in host and begin <= e["ts"] < end]
+        launched = {event["args"].get("correlation") for event in inside} - {None}
+        trace["traceEvents"] = inside + [
+            event
+            for event in events
+            if event.get("cat") not in host
+            and event.get("args", {}).get("correlation", next(iter(launched))) in launched
+        ]
+        with gzip.open(tmp_path / f"rank{rank}.json.gz", "wt", compresslevel=1) as file:
+            json.dump(trace, file)
+    cut, whole = debubble.analyse(tmp_path), debubble.analyse(SHIPPED / "pp4_split")
+    assert cut.pipeline.bubble_fraction == pytest.approx(Count(tmp_path).bubble(), abs=0.01)
+    shares = cut.stream.shares()
+    for cause, share in whole.stream.shares().items():
+        assert shares[cause] == pytest.approx(share, abs=0.05)
+    assert shares[Cause.UNEXPLAINED] <= 0.05
+    assert [part.layers for part in debubble.find(cut).stages] == [6, 6, 6, 14]
