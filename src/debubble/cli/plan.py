@@ -222,12 +222,12 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     asked, told = f"debubble plan {words} {flags}".rstrip(), answer.tellable_framework
     if told is not None:
         return f"{asked} --emit {told}"
+    if all(option.by_replay for option in answer.options):  # find has what a replay prices
+        return f"debubble find {words}"
     if answer.recommended:
         return ""
     if any(option.recommended for option in answer.options):
         return f"{asked} --hold microbatch"
-    if all(option.by_replay for option in answer.options):  # find has what a replay prices
-        return f"debubble find {words}"
     return f"debubble history add {words} --name NAME"
 
 
