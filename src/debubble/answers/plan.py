@@ -278,7 +278,7 @@ def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is want
         plan,
         hops=hop_parts(analysis),
         bottleneck=bottleneck.sentence if bottleneck else uncured,
-        length=None if scale is None else at_length(plan, scale),
+        length=None if scale is None or baseline.no_fit else at_length(plan, scale),
         tokens=tokens.of_run(baseline),
         basis=basis.name,
         without_profiler=answer_profiler(analysis, basis),
@@ -485,6 +485,8 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
         reason = "no option gains more than the noise"
         if not plan.options and plan.left_out:
             reason = plan.left_out[0].reason
+        elif any(option.by_replay for option in options):
+            reason = "what a replay prices is no setting of a framework"
         elif options:
             reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
     return EmitPart(

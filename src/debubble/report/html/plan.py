@@ -266,10 +266,10 @@ def _shape(style: str, x: float, y: float) -> str:
 def planned_view(plan: Plan) -> PipelineView | None:
     """Return a step of the best option as it is predicted; None where nothing is to be done.
 
-    Where only a larger batch gains, that one: the page says so.
+    Where only a larger batch gains, that one: the page says so. A replay has no step to draw.
     """
     best = plan.best or next(iter(plan.recommended), None)
-    if best is None:
+    if best is None or best.by_replay:
         return None
     drawn = ask(plan.baseline_for(best), best.idea).draw()
     return PipelineView(timeline=drawn, figures=measure_pipeline(drawn, 0), ledger=None)
