@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from debubble.answers.compare import LABELS, CompareAnswer, show_delta, show_figure
-from debubble.answers.ledger import say_remedy
 from debubble.ledger.causes import CAUSES
-from debubble.ledger.savings import ALL
-from debubble.ledger.verdict import MATTERS
 from debubble.links.hop_times import Hop
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import (
@@ -29,7 +26,7 @@ from debubble.report.html.sections import (
 from debubble.report.html.views import MOST_BYTES, PipelineView, View, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import PipelineFigures
-from debubble.units import counted, show_bytes, show_duration, show_percent, show_rate, show_share
+from debubble.units import counted, show_bytes, show_duration, show_rate, show_share
 
 
 def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, run: str) -> Report:
@@ -52,32 +49,18 @@ def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, ru
 def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
     """Lay out the report; the worst pipeline comes first and is shown first."""
     report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0].figures))
-    report.sections.append(advice_section(_advice(shown[0]), page.next_command))
+    report.sections.append(advice_section(_advice(page), page.next_command))
     add_timeline(report, shown)
     for pipeline in shown:
         _add_charts(report, pipeline, alone=len(shown) == 1)
     return report
 
 
-def _advice(shown: PipelineView) -> str:
-    """Say what would save most; nothing where nothing would, or nothing can be told."""
-    account = shown.ledger or shown.stream
-    # What the profiler itself makes slow is an upper bound, and no advice.
-    savings = [
-        one
-        for one in (account.savings if account else ())
-        if one.cause != ALL and not getattr(one, "inflated", False)
-    ]
-    inflated = any(getattr(one, "inflated", False) for one in (account.savings if account else ()))
-    best = max(savings, key=lambda one: one.saved_ns, default=None)
-    if best is None or best.saved_fraction < MATTERS:
+def _advice(page: Page) -> str:
+    """Say what to do first: the first finding of the answer; nothing where there is none."""
+    if not page.findings:
         return ""
-    saved = f"{show_duration(best.saved_ns)} a batch, {show_percent(best.saved_fraction)} of it"
-    sure = "Of what is sure, most" if inflated else "Most"
-    return (
-        f"{sure} would be saved by {say_remedy(best.cause)}: {saved}. The plan weighs what can be "
-        "changed for that, with what it needs of memory."
-    )
+    return f"{page.findings[0]} The plan weighs what can be changed, with the memory that it needs."
 
 
 def tiles_of(figures: PipelineFigures) -> list[tuple[str, str]]:
