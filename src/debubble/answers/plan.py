@@ -65,6 +65,7 @@ from debubble.units import (
     NS_PER_S,
     show_bytes,
     show_duration,
+    show_gain,
     show_percent,
     show_times,
 )
@@ -524,13 +525,16 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
         return f"Try {words}: {batch}; not sure: {_why_unsure(plan, plan.first)}."
     if not plan.options and (plan.refused or plan.left_out):
         return "Nothing can be changed: every option is refused."
+    unweighed = ""
+    if plan.baseline.source.split is None:
+        unweighed = " No split was weighed: layers are unknown, say them with --layers."
     if plan.recommended:
         larger = plan.recommended[0]
         return (
             "Nothing gains more than the noise with this global batch; a larger one, which changes "
-            f"training, would: {describe(larger.change)}: {say_gain(larger)} throughput."
+            f"training, would: {describe(larger.change)}: {say_gain(larger)} throughput.{unweighed}"
         )
-    return "Nothing gains more than the noise of a run."
+    return f"Nothing gains more than the noise of a run.{unweighed}"
 
 
 def _say_batch(plan: Plan, option: Option) -> str:
@@ -548,7 +552,10 @@ def _say_batch(plan: Plan, option: Option) -> str:
 
 def _why_unsure(plan: Plan, option: Option) -> str:
     """Say why an option should gain and is not sure to."""
-    return plan.unseen(option) or "its interval includes no gain"
+    noise = ", within the noise" if option.throughput_low > 0 else ""
+    return plan.unseen(option) or (
+        f"its interval begins at {show_gain(option.throughput_low)}{noise}"
+    )
 
 
 def _begin(words: str) -> str:
@@ -599,8 +606,9 @@ def _say_misses(plan: Plan) -> list[str]:
     no_fit = plan.baseline.no_fit
     if no_fit is None:
         return []
-    error = f"S{str(no_fit)[1:]}"
-    said = [f"{error}: only what the replay of the measured steps prices is listed."]
+    listed = "only what the replay of the measured steps prices is listed"
+    # Where nothing is to be done, the error is the first line already.
+    said = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
     large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
     parts = [
         f"{miss.of or 'what waits for what'} ({show_change_of(miss.over_ns)})" for miss in large

@@ -144,13 +144,18 @@ def answer_server_plan(
         maybe = [
             option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
         ]
-        verdict = f"{_as_it_is(model)}: no change gains more than the noise."
+        scheduler = answer_scheduler(analysis)
+        notes = scheduler.notes[:1] if scheduler else []
+        verdict = "; ".join(
+            (f"{_as_it_is(model)}: no priced change gains more than the noise", *notes)
+        )
+        verdict = f"{verdict}."
         if maybe:
             gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
             alone = "" if maybe[0].of_prompts else ", counting decode alone"
             verdict = (
                 f"{_as_it_is(model)}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
-                "sure: its interval includes no gain."
+                f"sure: its interval begins at {show_percent(maybe[0].low - 1)}."
             )
     else:
         verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."

@@ -146,7 +146,7 @@ def answer_scheduler(analysis: Analysis) -> SchedulerPart | None:
 
 
 def _engine_notes(analysis: Analysis, account: StreamAccount) -> list[str]:
-    """Say what the settings of vLLM have to do with what was seen; nothing of it is priced."""
+    """Say what settings of vLLM have to do with what was seen; nothing of it is priced."""
     batches, notes = account.batches, []
     if batches.ranks[0].parallelism.framework != "vllm":
         return []
@@ -155,16 +155,16 @@ def _engine_notes(analysis: Analysis, account: StreamAccount) -> list[str]:
         notes.append(
             "fewer stages, with tensor parallelism in their place, serve so few requests sooner"
         )
-    elif round_ and (len(set(round_)) > 1 or batches.empty_turns > 0):
+    if not _replays_graphs(analysis) and account.shares()[Cause.HOST] > MATTERS:
+        notes.append(
+            "kernels are launched one by one: without --enforce-eager vLLM replays CUDA graphs"
+        )
+    if not batches.starved and round_ and (len(set(round_)) > 1 or batches.empty_turns > 0):
         empty = f", and {show_percent(batches.empty_turns)} of the turns have none"
         notes.append(
             f"clients are in step: batches of {', '.join(map(str, round_))} requests come round"
             + (empty if batches.empty_turns else "")
             + "; clients whose answers differ in length spread over the turns"
-        )
-    if not _replays_graphs(analysis) and account.shares()[Cause.HOST] > MATTERS:
-        notes.append(
-            "kernels are launched one by one: without --enforce-eager vLLM replays CUDA graphs"
         )
     known = (batches.padded > 0) & (batches.tokens > 0)
     if known.any():

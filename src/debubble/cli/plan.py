@@ -52,7 +52,7 @@ from debubble.cli.planning import (
     server_options,
     token_options,
 )
-from debubble.errors import Touch, UsageError
+from debubble.errors import Touch, UsageError, mask_secrets
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS, SERVERS
 from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
@@ -376,7 +376,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         kept = replace(run.measurement, predicted=predictions_of(answer))
         with opened(store) as history:
             history.add(save, kept, now_s=time.time(), tags={})
-        page.notes.append(f"kept as {save}: debubble compare {save} AFTER tells what came of it")
+        typed_store = f" --store {shlex.quote(mask_secrets(store))}" if store else ""
+        page.notes.append(
+            f"kept as {save}: debubble compare {save} AFTER{typed_store} tells what came of it"
+        )
     if picture is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []

@@ -194,7 +194,10 @@ def measure_run(
         microbatches=figures.microbatches,
         schedule=figures.schedule or job.schedule_for(figures),
         split=_split(ranks) or job.split_for(figures),
-        message_bytes=max(
+        # Batches of a server are of many sizes: the largest message says nothing of their work.
+        message_bytes=None
+        if figures.kind == "stream"
+        else max(
             (hop.message_bytes for hop in figures.hops if hop.message_bytes > 0), default=None
         ),
         tokens=job.tokens_of_microbatch(figures.microbatches),

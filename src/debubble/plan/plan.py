@@ -56,7 +56,7 @@ WORTH_A_TRY = 0.03
 
 
 Advice = Literal["yes", "try", "maybe", "noise", "no"]
-"""Sure to gain; should, and the run cannot show it; should, and its interval includes no gain;
+"""Sure to gain; should, and the run cannot show it; should, and its interval begins in the noise;
 within the noise of a run; loses."""
 
 

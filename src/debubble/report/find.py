@@ -338,20 +338,21 @@ def memory_tables(found: FindAnswer) -> list[Table]:
     ]
     if not known:
         return []
-    table = Table(
-        columns=("rank", "static", "a microbatch in flight", "in flight", "peak"),
-        title="memory, by rank",
-    )
+    in_flight = () if found.stream else ("a microbatch in flight", "in flight")
+    table = Table(columns=("rank", "static", *in_flight, "peak"), title="memory, by rank")
     shown, rest = fold(known, FEW // 2, lambda rank: rank.peak_bytes, count=STANDING_OUT // 2)
     for name, ranks in [
         *((str(rank.rank), [rank]) for rank in shown),
         *([(f"{len(rest)} others", rest)] if rest else []),
     ]:
+        of_microbatches = (
+            show_range([rank.per_microbatch_bytes for rank in ranks], show_bytes),
+            show_range([rank.most_in_flight for rank in ranks], str),
+        )
         table.add(
             name,
             show_range([rank.static_bytes for rank in ranks], show_bytes),
-            show_range([rank.per_microbatch_bytes for rank in ranks], show_bytes),
-            show_range([rank.most_in_flight for rank in ranks], str),
+            *(of_microbatches if in_flight else ()),
             show_range([rank.peak_bytes for rank in ranks], show_bytes),
         )
     return [table]

@@ -80,7 +80,7 @@ def _option_tables(found: PlanAnswer) -> Iterator[Table]:
             show_share(option.numbers.bubble_fraction),
             show_change(option.throughput_gain_fraction),
             least_left(option.headroom_bytes) or "unknown",
-            option.advice,
+            "try" if option.advice == "maybe" else option.advice,
             *worth_cells(found.rates, option.worth),
         )
     yield same

@@ -628,9 +628,6 @@ def _savings(
         remedies.append((Cause.NO_WORK, lambda: filled, None, None))
     elif slots is not None and held:
         remedies.append((Cause.TOKEN_BROADCAST, lambda: released, None, None))
-    elif slots is not None:
-        doubled = with_slots(queue, 2 * slots)
-        remedies.append((Cause.IN_FLIGHT, lambda: doubled, None, None))
     if slow:
         remedies.append((Cause.SLOW_LINK, lambda: replace(queue, wire=repaired), None, slow[0]))
     now = queue.turn_ns()
