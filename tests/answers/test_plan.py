@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 ROWS = {
     "options": "lever change words numbers interval fits_memory headroom_bytes "
     "latency_gain_fraction throughput_gain_fraction worth changes_training recommended "
-    "advice link assumptions apply",
+    "advice by_replay link assumptions apply",
     "refused": "lever change words reason",
 }
 PARTS = {

@@ -12,7 +12,7 @@ from support.simulator.replicas import replicas_of, write_replicas
 RANKS, REPLICAS, SLOW_STAGE = 20, 4, 13
 BASE = setup_of("1f1b", RANKS, 4, fused=True, steps=4)
 WEIGHTS = tuple(1.5 if stage == SLOW_STAGE else 1.0 for stage in range(RANKS))
-SCREEN = 75
+SCREEN = 85
 
 
 @pytest.fixture(scope="module")

@@ -324,7 +324,7 @@ def test_backward_passes_are_cut_for_sure_only_where_the_run_shows_what_weights_
     cuts = Permissions(schedules=frozenset(cut_options(untold)))
     answer = answer_of_plan(make_plan(*planned_run("1f1b", 4, 8, split=LAYERS), allowed=cuts))
     assert answer.verdict.startswith("Try schedule")
-    assert answer.verdict.endswith("which nothing in the run tells.")
+    assert answer.verdict.endswith("how much of a backward pass weight gradients take.")
 
 
 def test_what_can_only_be_tried_does_not_crowd_out_what_can_be_promised():

@@ -115,16 +115,14 @@ def expect_wire(
         back = {here: _way_back(here, size) for here in both_ways}
         by_wire = wires_took.against_others(hop, mine, back)
         by_drain = drains_took.against_others(hop, mine, back)
-        by_drain |= {
-            here: max(times, by_drain.get(here, 0.0))
-            for here, times in drains_took.against_whole(wires_took, hop, mine).items()
-        }
+        by_whole = drains_took.against_whole(wires_took, hop, mine)
+        by_drain = {here: max(times, by_whole.get(here, 0.0)) for here, times in by_drain.items()}
         by_send = sends_took.against_others(hop, mine, back)
         for here in np.unique(hop[mine]).tolist():
             own = mine & (hop == here)
             # What no other hop shows tells nothing: then a drain is as slow as a wire.
             wires_took.set(own, by_wire.get(here), by_drain.get(here))
-            drains_took.set(own, by_drain.get(here), by_wire.get(here))
+            drains_took.set(own, by_drain.get(here), by_wire.get(here), by_whole.get(here))
             sends_took.set(own, by_send.get(here))
         for took in (wires_took, drains_took, sends_took):
             took.repair(hop, mine)
@@ -201,7 +199,8 @@ class _Lengths(NamedTuple):
         """Set what messages of a class would take on hops as their peers are.
 
         The longest of a hop takes what the longest of its healthy peers do, and so on down to the
-        shortest: a repaired hop has bad moments, too, and no more of them than they.
+        shortest: a repaired hop has bad moments, too, and no more of them than they. Nor does a
+        message take more than its own share: peers that nobody waited for are not seen.
         """
         seen, well = mine & self.seen, self.times <= SLOW
         for here in np.unique(hop[mine]).tolist():
@@ -211,7 +210,8 @@ class _Lengths(NamedTuple):
             if len(peers) and len(rows):
                 ranks = np.argsort(np.argsort(self.ns[rows], kind="stable"), kind="stable")
                 shares = (ranks + 0.5) / len(rows)
-                self.repaired[rows] = np.rint(np.quantile(peers, shares))
+                of_peers = np.rint(np.quantile(peers, shares)).astype(np.int64)
+                self.repaired[rows] = np.minimum(self.repaired[rows], of_peers)
 
     def of_other_way(self, hop: I64, peers: I64, together: Flags) -> Flags:
         """Tell exchanges of slow hops that lasted as long because of their other message."""

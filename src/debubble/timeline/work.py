@@ -115,7 +115,8 @@ def find_work(trace: RankTrace) -> Work:
     issued = np.where(known, launches.start_ns[row], BEFORE_CAPTURE) if len(launches) else start
     caller = np.where(known, launches.thread[row], UNKNOWN) if len(launches) else launch
     group = np.full(len(kernels), UNKNOWN, dtype=np.int32)
-    carried = operators.kernel >= 0
+    # Blocks passed around a ring go between ranks of one stage, whatever else their group holds.
+    carried = (operators.kernel >= 0) & ~_names_of(trace, *_RING_OPERATORS)
     group[operators.kernel[carried]] = operators.group[carried]
     order = np.lexsort((start, issued))
     main = _main_thread(trace)
@@ -199,7 +200,9 @@ def _cpu_work(trace: RankTrace) -> Work:
         name=np.concatenate(name)[order],
         backward=np.concatenate((backward, np.zeros(others, dtype=bool)))[order],
         collective=np.repeat([False, True], [count, others])[order],
-        group=np.concatenate((none, operators.group[carried], operators.group[around]))[order],
+        group=np.concatenate(
+            (none, operators.group[carried], np.full(int(around.sum()), UNKNOWN, dtype=np.int32))
+        )[order],
         upload=np.zeros(len(order), dtype=bool),
     )
 
