@@ -101,7 +101,10 @@ def test_simulated_runs_measure_the_same_without_their_marks(
     assert found.figures.microbatches == microbatches
     assert found.figures.schedule == (name if microbatches > 1 else found.figures.schedule)
     bubbles = [window.bubble_fraction for window in found.figures.windows]
-    assert bubbles == pytest.approx(true_bubbles(found.play), abs=0.001)
+    # Of one microbatch nothing but a mark tells a step's end from the next one's first pass: its
+    # optimizer is laid to that pass, the reduction between them to none.
+    off = 0.003 if microbatches == 1 else 0.001
+    assert bubbles == pytest.approx(true_bubbles(found.play), abs=off)
     assert [gap.code for gap in found.gaps] == ["steps_inferred"]
 
 
