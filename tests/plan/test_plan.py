@@ -160,7 +160,7 @@ def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_pa
 def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_noise(tmp_path):
     answer = type_command("debubble plan tests/data/frameworks/mg_2321 --emit megatron", tmp_path)
     (split,) = [line for line in answer.err.splitlines() if line.startswith("split 2,2,2,2  ")]
-    assert split.split()[-2] == "maybe"
+    assert split.split()[-2] == "try"
     assert "this one may be within the noise of a run: +8 % (" in answer.err
     assert "for megatron, split 2,2,2,2:" in answer.err
     assert "--pipeline-model-parallel-layout" in answer.out

@@ -288,7 +288,7 @@ class Cause(StrEnum):
         key="in_flight",
         word="too few in flight",
         meaning="a stream with too few batches in flight",
-        remedied="twice as many batches in flight",
+        remedied="a batch in flight for every stage",
         blames="too few batches are in flight",
         colour="#7f8fa6",
         ink="#1d2733",

@@ -628,6 +628,10 @@ def _savings(
         remedies.append((Cause.NO_WORK, lambda: filled, None, None))
     elif slots is not None and held:
         remedies.append((Cause.TOKEN_BROADCAST, lambda: released, None, None))
+    elif slots is not None and slots < batches.stages:
+        # Beyond one for every stage, what more of them do is another question: they are smaller.
+        for_each = with_slots(queue, batches.stages)
+        remedies.append((Cause.IN_FLIGHT, lambda: for_each, None, None))
     if slow:
         remedies.append((Cause.SLOW_LINK, lambda: replace(queue, wire=repaired), None, slow[0]))
     now = queue.turn_ns()
