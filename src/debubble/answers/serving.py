@@ -299,7 +299,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         return _say_host(analysis, account, rank, buys)
     if saving.cause is Cause.IMBALANCE and stage is not None:
         takes = max(part.pass_s[stage] / np.mean(part.pass_s) for part in answer_phases(account))
-        who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} an equal share"
+        who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} the average stage"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
     elif saving.cause is Cause.TOKEN_BROADCAST:
