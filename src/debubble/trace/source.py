@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, TypeVar, cast
 
 from isal import isal_zlib
@@ -210,6 +210,13 @@ class Source:
                 hint="if the file is what you think it is, raise --max-ratio",
                 file=self.file,
             )
+
+
+def inflate(file: str, limits: Limits, at_most: int | None = None) -> bytes:
+    """Return a whole file, inflated, of a format that is held whole."""
+    if at_most is not None:
+        limits = replace(limits, inflated_bytes=min(limits.inflated_bytes, at_most))
+    return b"".join(Source(file, limits).pieces())
 
 
 def is_url(file: str) -> bool:

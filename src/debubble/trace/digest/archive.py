@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import TraceError, TraceTooLarge
-from debubble.trace.columns import I64, MOST_RANKS
+from debubble.trace.columns import MOST_RANKS
 from debubble.trace.format import Head, TraceFile, rank_from_name
 from debubble.trace.source import RATIO_APPLIES_FROM_BYTES, Limits
 from debubble.units import show_bytes
@@ -188,7 +188,7 @@ def checksum(head: Mapping[str, Any], parts: Mapping[str, NDArray[np.uint8]]) ->
     whole = hashlib.blake2b(json.dumps(head).encode(), digest_size=16)
     for name, values in parts.items():
         whole.update(f"{name} {values.shape}".encode("utf-8", "replace"))
-        whole.update(np.ascontiguousarray(values))
+        whole.update(values.tobytes())
     return whole.hexdigest()
 
 
@@ -202,12 +202,12 @@ def pack_table(table: object, columns: Mapping[str, object]) -> NDArray[np.uint8
 
 def unpack_tables(
     content: Content, columns: Mapping[str, tuple[str, ...]], wanted: Wanted, file: str
-) -> dict[str, dict[str, I64]]:
+) -> dict[str, dict[str, Any]]:
     """Return the wanted columns in their types; what a digest lacks is left out, and so not known.
 
     Columns that a later debubble added are passed over.
     """
-    tables: dict[str, dict[str, I64]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     for name, kinds in wanted.items():
         stored, names = content.tables.get(name), columns.get(name, ())
         if stored is None or stored.shape[:-1] != (len(names), 8):

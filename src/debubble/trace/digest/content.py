@@ -63,7 +63,7 @@ from debubble.trace.source import (
     GZIP_MAGIC,
     PIECE_BYTES,
     Limits,
-    Source,
+    inflate,
     is_url,
     locate,
     open_binary,
@@ -281,7 +281,7 @@ def read_known(known: TraceFile, limits: Limits) -> Reading:
 
 def read_digest(file: str, limits: Limits = DEFAULT_LIMITS) -> tuple[RankTrace, Sidecar | None]:
     """Read a digest from a path or URL: the trace as it was read, and what lay beside it."""
-    return unpack_digest(b"".join(Source(file, limits).pieces()), file, limits)
+    return unpack_digest(inflate(file, limits), file, limits)
 
 
 def unpack_digest(
@@ -335,7 +335,7 @@ def pack_op_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
 
 def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:
     """Read the digest of a table from a path or URL."""
-    content = unpack(b"".join(Source(file, limits).pieces()), file, limits)
+    content = unpack(inflate(file, limits), file, limits)
     if not content.head.table:
         raise damaged(file, "it is that of a rank")
     description = from_json(content, _Description, file)
@@ -386,7 +386,7 @@ def copy_digest(file: str, rank: int | None, place: DigestPlace, limits: Limits)
     """Copy a digest to another place; beside its trace it lies already."""
     if place.place == BESIDE or place.target(file) == file:
         return ()
-    return tuple(_write(place.target(file), b"".join(Source(file, limits).pieces()), rank))
+    return tuple(_write(place.target(file), inflate(file, limits), rank))
 
 
 def _write(target: str, data: bytes, rank: int | None) -> list[Gap]:
