@@ -14,10 +14,10 @@ import pytest
 from support.services.console import type_command
 from support.simulator.replicas import IN_PARTS, write_side_by_side
 
+from debubble.cluster import engine_at
 from debubble.errors import EngineError, UsageError
 from debubble.fleet.shelf import Spool
 from debubble.fleet.survey import survey_run
-from debubble.trace.engine import engine_at
 from debubble.trace.run import find_run
 
 PATIENCE_S = 60

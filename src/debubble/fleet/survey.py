@@ -11,7 +11,6 @@ small:
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -54,7 +53,7 @@ from debubble.timeline.steps import marks_steps, only_steps
 from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.content import DigestPlace
-from debubble.trace.engine import LOCAL, Engine, LocalEngine, Progress, map_files
+from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
 from debubble.trace.format import Sidecar
 from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run, unreadable
@@ -121,7 +120,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 # Parts are built where their ranks lie, whoever read them: in this process, or by its workers.
-HERE, WORKERS_HERE = LocalEngine(worth_bytes=sys.maxsize), LocalEngine(worth_bytes=0)
+HERE, WORKERS_HERE = GivenEngine(executor=None), LocalEngine(worth_bytes=0)
 # Up to here a run is held whole: the largest pipelines have about as many ranks.
 HELD_RANKS = 64
 
@@ -256,7 +255,8 @@ def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
         def measure_parts(parts: Sequence[Part]) -> list[tuple[Part, BuiltPart]]:
             """Measure parts where their ranks lie: on this machine, in this process if held."""
             task = partial(measure_part, question=question, keeps=keeps)
-            engine, show = (HERE, None) if keeps else (WORKERS_HERE, means.on_progress)
+            engine: Engine = HERE if keeps else WORKERS_HERE
+            show = None if keeps else means.on_progress
             measured = []
             with closing(
                 map_files(task, parts, engine, means.limits, show, ordered=True)
