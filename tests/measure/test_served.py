@@ -12,8 +12,7 @@ from debubble.errors import UsageError
 from debubble.load import SCHEMA, Load, LoadResult, Request
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Direction, Verdict
-from debubble.measure.measurement import join_measurements
-from debubble.tune.load_results import measure_load, read_load_result
+from debubble.measure.measurement import join_measurements, measure_load, read_load_result
 
 CLOSED, OPEN = Load(clients=4), Load(rate=3.0)
 

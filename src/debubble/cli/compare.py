@@ -35,13 +35,12 @@ from debubble.errors import Gap, Touch, UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Comparison, Verdict
-from debubble.measure.measurement import Measurement, join_measurements
+from debubble.measure.measurement import Measurement, join_measurements, read_load_result
 from debubble.measure.prediction import Prediction
 from debubble.report.compare import compare_page
 from debubble.report.html.measured import compare_report
 from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
-from debubble.tune.load_results import read_load_result
 from debubble.units import NS_PER_S, counted, parse_memory, parse_share
 
 

@@ -22,12 +22,12 @@ from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import DebubbleError, TuneError, UsageError
 from debubble.load import Load, drive, read_mix
+from debubble.measure.measurement import measure_load, say_load
 from debubble.plan.baseline import even_split
 from debubble.plan.serving import ServingSetting
 from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
 from debubble.serving.traffic import Traffic
 from debubble.tune.journal import Expectation, Run
-from debubble.tune.load_results import measure_load, say_load
 from debubble.tune.loop import Loop, Next
 from debubble.tune.prospects import Prospect, Prospects, is_hopeless
 from debubble.tune.trial import (
