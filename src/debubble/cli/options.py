@@ -27,10 +27,11 @@ from click.core import ParameterSource
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.answers.base import Answer, AnswerWarning, json_text
 from debubble.answers.ledger import Tariff
+from debubble.cluster import engine_at
 from debubble.errors import Code, Gap, UsageError
 from debubble.fleet.survey import Means, Question, inspect_run
 from debubble.trace.digest.content import place_digests
-from debubble.trace.engine import LOCAL, Engine, Progress, engine_at
+from debubble.trace.engine import LOCAL, Engine, Progress
 from debubble.trace.run import Run, RunFiles, find_run, warn_of_unread
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 from debubble.units import parse_bytes, parse_price, parse_watts
