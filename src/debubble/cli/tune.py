@@ -18,7 +18,6 @@ from debubble.cli.gates import store_url
 from debubble.cli.history import check_name
 from debubble.cli.options import Manners, gathered, output_options, print_answer, refuse_typed
 from debubble.errors import MissingExtra, UsageError
-from debubble.load import read_load
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.measurement import Measurement
 from debubble.measure.store import Store
@@ -44,6 +43,7 @@ from debubble.tune.setting import (
 from debubble.tune.trial import Bench, Kind, Outcome, read_capture
 from debubble.units import parse_duration, parse_memory, parse_share
 
+_A_LOAD = "vllm bench serve --base-url {url} … --save-result --save-detailed --result-dir {out}"
 # The setting as it is, three or four tries, and two runs more of the best and of the first.
 _RUNS = 10
 
@@ -162,9 +162,14 @@ class ServerOptions:
         if self.url is None or self.load is None:
             raise UsageError(
                 "--server needs --url and --load",
-                hint="such as --url http://127.0.0.1:8000 --load 'clients=16 prompt=512 output=64'",
+                hint=f"such as --url http://127.0.0.1:8000 --load '{_A_LOAD}'",
             )
-        load = read_load(shlex.split(self.load))
+        load = tuple(shlex.split(self.load))
+        if not any("{url}" in word for word in load):
+            raise UsageError(
+                "--load is a command that is told {url}, and this one is not",
+                hint=f"such as --load '{_A_LOAD}'",
+            )
         return tuple(shlex.split(self.server)), Server(url=self.url, load=load, kind=self.kind)
 
 
@@ -174,7 +179,9 @@ server_options = gathered(
     click.option("--server", metavar="COMMAND", help="What starts a server: tune that instead."),
     click.option("--url", metavar="URL", help="Where the server answers."),
     click.option(
-        "--load", metavar="WORDS", help="What it is put under: 'clients=16 prompt=512 output=64'."
+        "--load",
+        metavar="COMMAND",
+        help="What loads it: vllm bench serve, guidellm or aiperf, with {url} and {out}.",
     ),
     click.option("--kind", type=click.Choice(KINDS), help="Which engine it is: it is captured."),
 )
