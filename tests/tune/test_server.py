@@ -279,7 +279,6 @@ def test_a_tuning_that_is_ended_takes_its_server_with_it(tmp_path, how):
         ("--url http://x --now in_flight=1", "--url is for a server"),
         ("--server x --url http://x --load 'l {url}' -- y", "both a server and a command"),
         ("--server x --url http://x --load clients=1 --now chunk=8", "is told {url}"),
-        ("--server x --url http://x --load 'l {url}' --traces t --now chunk=8", "--traces is for"),
     ],
 )
 def test_words_that_do_not_go_together_are_refused(tmp_path, words, problem):
