@@ -35,7 +35,8 @@ from debubble.errors import Gap, Touch, UsageError
 from debubble.fleet.survey import Question
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare
 from debubble.measure.comparison import Comparison, Verdict
-from debubble.measure.measurement import Measurement, join_measurements, read_load_result
+from debubble.measure.load_results import measure_load, read_load_result
+from debubble.measure.measurement import Measurement, join_measurements
 from debubble.measure.prediction import Prediction
 from debubble.report.compare import compare_page
 from debubble.report.html.measured import compare_report
@@ -92,7 +93,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
 
-    Commas join captures of one setting. Results of debubble.load are held against each other too.
+    Commas join captures of one setting. Results of load generators are compared, too.
     """
     if target_batch is not None and target_batch <= 0:
         raise UsageError("--target-batch is a number of microbatches, 1 or more")
@@ -235,7 +236,7 @@ def _measure(
     captures: list[Analysis] = []
     for word in filter(None, words.split(",")):
         loaded = read_load_result(word)
-        kept = recall(word, store) if loaded is None else [loaded]
+        kept = recall(word, store) if loaded is None else [measure_load(loaded)]
         measurements += kept
         if not kept:
             question = Question(pipeline=pipeline)

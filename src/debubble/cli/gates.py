@@ -24,7 +24,7 @@ from debubble.errors import (
 from debubble.links.judge import Verdict
 from debubble.measure.measurement import Measurement
 from debubble.measure.prediction import Prediction
-from debubble.measure.store import Store, default_url
+from debubble.measure.store import Store, default_url, store_url
 from debubble.timeline.figures import PipelineFigures
 from debubble.units import counted, printable, show_members, show_percent
 
@@ -32,15 +32,6 @@ from debubble.units import counted, printable, show_members, show_percent
 def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
     """Add the tokens of a microbatch, where the user knows them."""
     return measurement if tokens is None else replace(measurement, tokens=tokens)
-
-
-def store_url(stated: str | None) -> str:
-    """Return the store that was stated, or the user's own, whose folder is made."""
-    if stated is not None:
-        return stated
-    url = default_url(os.environ, Path.home())
-    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    return url
 
 
 def recall(name: str, stated: str | None) -> list[Measurement]:

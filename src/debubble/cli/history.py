@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from debubble.answers.compare import answer_history
-from debubble.cli.gates import store_url, with_tokens
+from debubble.cli.gates import with_tokens
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -21,7 +21,7 @@ from debubble.cli.options import (
 )
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
-from debubble.measure.store import Record, Store
+from debubble.measure.store import Record, Store, store_url
 from debubble.report.compare import history_csv, history_page, write_parquet
 from debubble.units import printable
 

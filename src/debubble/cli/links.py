@@ -46,7 +46,8 @@ from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
 from debubble.links.wiring import parse_classes, read_history, read_topologies
 from debubble.report.html.measured import links_report
-from debubble.report.links import draw_matrix, links_page, live_page, logs_page
+from debubble.report.link_tests import live_page, logs_page
+from debubble.report.links import draw_matrix, links_page
 from debubble.report.text import Page
 from debubble.trace.captures import recognise
 from debubble.trace.source import Limits, Source, expand

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -10,11 +9,10 @@ import click
 
 from debubble.analysis import Analysis
 from debubble.answers.change import Tokens
-from debubble.answers.server_plan import ServerQuestion
+from debubble.answers.server_plan import ServerQuestion, read_stated_load
 from debubble.cli.options import Decorator, Reader, gathered, in_flight_option, refuse_typed
 from debubble.errors import UsageError
 from debubble.fleet.survey import Question
-from debubble.load import read_load
 from debubble.schedules import SCHEDULES, state_schedule
 
 
@@ -131,7 +129,7 @@ class ServerOptions:
     ) -> ServerQuestion:
         """Return what is asked."""
         return ServerQuestion(
-            load=None if self.load is None else read_load(shlex.split(self.load)),
+            load=None if self.load is None else read_stated_load(self.load),
             kv_tokens=self.kv_tokens,
             layers=layers,
             split=split,
