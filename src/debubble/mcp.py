@@ -39,7 +39,7 @@ from pydantic import ValidationError
 
 from debubble import __version__, api
 from debubble.analysis import Analysis
-from debubble.answers.base import Answer, answer_error
+from debubble.answers.base import Answer, answer_error, json_text
 from debubble.answers.brief import brief_of
 from debubble.answers.inspect import answer_inspect, answer_no_pipeline
 from debubble.answers.server_plan import (
@@ -257,15 +257,15 @@ class Tools:
             _, takes, answers = self.known[name]
             asked = msgspec.convert(arguments, takes, strict=True)
             whole, following = answers(asked)
-            answer = whole if asked.whole else brief_of(whole, [following] if following else [])
+            brief = {} if asked.whole else brief_of(whole, [following] if following else [])
         except msgspec.ValidationError as wrong:
-            return _result(answer_error(UsageError(str(wrong), hint="see tools/list")), wrong=True)
+            return _failed(UsageError(str(wrong), hint="see tools/list"))
         except DebubbleError as error:
-            return _result(answer_error(error), wrong=True)
+            return _failed(error)
         except Exception as error:  # noqa: BLE001 (the next question is to be answered all the same)
             unforeseen = Unforeseen(f"unforeseen: {type(error).__name__}: {error}")
-            return _result(answer_error(unforeseen), wrong=True)
-        return _result(answer, wrong=False)
+            return _failed(unforeseen)
+        return _result(brief or whole.to_dict())
 
     def _analyse(self, asked: OfPipeline, step: int | None = None) -> Analysis:
         return api.analyse(
@@ -425,10 +425,14 @@ def _schema_of(takes: type[Whole]) -> dict[str, Any]:
     return schema
 
 
-def _result(answer: Answer, *, wrong: bool) -> CallToolResult:
+def _failed(error: DebubbleError) -> CallToolResult:
+    return _result(answer_error(error).to_dict(), wrong=True)
+
+
+def _result(answer: dict[str, Any], *, wrong: bool = False) -> CallToolResult:
     return CallToolResult(
-        content=[TextContent(text=answer.to_json())],
-        structured_content=answer.to_dict(),
+        content=[TextContent(text=json_text(answer, compact=True))],
+        structured_content=answer,
         is_error=wrong,
     )
 

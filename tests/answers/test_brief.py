@@ -1,8 +1,9 @@
-"""`--json=brief`: what an agent acts upon, in two kilobytes, by a schema of its own."""
+"""`--json=brief`: what is acted upon, in two kilobytes, under the names of the whole answer."""
 
 from __future__ import annotations
 
 import json
+import re
 
 import msgspec
 import pytest
@@ -10,10 +11,10 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 import debubble
-from debubble.answers.base import AnswerWarning
-from debubble.answers.brief import BRIEFS, BriefAnswer, brief_of
+from debubble.answers.base import AnswerWarning, json_text
+from debubble.answers.brief import SELECTED, brief_of
 from debubble.answers.compare import answer_history
-from debubble.answers.schema import ANSWERS
+from debubble.answers.schema import ANSWERS, schema_of
 from debubble.errors import Code
 
 FIND_BYTES, PLAN_BYTES = 3_000, 4_000
@@ -31,59 +32,48 @@ def run(request):
     return analyse_recording(RUNS[request.param])
 
 
-def read_back(brief):
-    text = brief.to_json()
-    return msgspec.json.decode(text, type=type(brief), strict=True), json.loads(text)
+def leaves(value, path=()):
+    """Yield what a brief answer holds, each with its path."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from leaves(part, (*path, name))
+    else:
+        yield path, value
 
 
-def test_find_names_the_same_in_a_fraction_of_the_bytes(run):
+def test_find_says_the_same_under_the_same_names_in_a_fraction_of_the_bytes(run):
     whole = debubble.find(run)
     brief = brief_of(whole, ["debubble plan traces"])
-    typed, data = read_back(brief)
-    assert len(brief.to_json()) < FIND_BYTES < len(whole.to_json())
-    assert data["schema"] == "debubble.find-brief/1"
-    assert data["verdict"] == whole.verdict
-    assert data["next"] == ["debubble plan traces"]
-    assert [named.cause for named in typed.named] == [named.cause for named in whole.named[:3]]
-    assert typed.numbers.bubble_fraction == pytest.approx(whole.numbers.bubble_fraction, rel=1e-3)
-    assert typed.numbers.batch_latency_s == pytest.approx(whole.numbers.batch_latency_s, rel=1e-3)
-    shares = [cause.share_fraction for cause in typed.causes]
-    assert shares == sorted(shares, reverse=True)
-    assert "compute" not in {cause.cause for cause in typed.causes}
+    assert len(json_text(brief, compact=True)) < FIND_BYTES < len(whole.to_json())
+    assert brief.pop("schema") == "debubble.find-brief/1"
+    assert brief.pop("next") == ["debubble plan traces"]
+    assert [row["cause"] for row in brief["named"]] == [row.cause for row in whole.named[:3]]
+    for path, value in leaves(brief):
+        if path[0] in {"warnings", "cut"} or isinstance(value, list):
+            continue
+        there = whole.to_dict()
+        for name in path:
+            there = there[name]
+        assert value == (pytest.approx(there, rel=1e-3) if isinstance(there, float) else there)
 
 
 @pytest.mark.parametrize("name", ["1f1b_p3_m7", "forward", "megatron"])
 def test_plan_keeps_what_is_recommended(name):
     whole = debubble.plan(analyse_recording(RUNS[name]))
     brief = brief_of(whole)
-    typed, _ = read_back(brief)
-    assert len(brief.to_json()) < PLAN_BYTES < len(whole.to_json())
-    assert typed.options_in_all == len(whole.options) >= len(typed.options)
+    assert len(json_text(brief, compact=True)) < PLAN_BYTES < len(whole.to_json())
+    assert brief["cut"].get("options", len(brief["options"])) == len(whole.options)
     if whole.recommended:
-        assert typed.options[0].words == whole.recommended[0].words
-        assert typed.options[0].change == whole.recommended[0].change
+        assert brief["options"][0]["words"] == whole.recommended[0].words
 
 
-def test_a_slow_hop_is_named_with_what_it_costs():
+def test_only_slow_hops_are_listed_the_most_expensive_first():
     run = analyse_recording(RUNS["slow link"])
     for answer in (debubble.find(run), debubble.links(run)):
-        slow = brief_of(answer).slow_hops
-        assert {tuple(hop.hop) for hop in slow} == {(1, 2), (3, 2)}  # into rank 2, which was paced
-        assert slow[0].cost_per_batch_s >= slow[1].cost_per_batch_s > 0
-
-
-def test_compare_keeps_the_verdict_as_a_word():
-    run = analyse_recording(H200 / "1f1b_p3_m7")
-    whole = debubble.compare(run, run)
-    typed, data = read_back(brief_of(whole))
-    assert (typed.verdict, typed.sentence) == (whole.verdict, whole.sentence)
-    assert set(data["delta"]) <= set(whole.delta)
-
-
-def test_a_simulation_keeps_its_interval():
-    whole = debubble.simulate(analyse_recording(H200 / "1f1b_p3_m7"), microbatches=14)
-    typed, _ = read_back(brief_of(whole))
-    assert typed.batch_latency_interval_s == pytest.approx(whole.interval.batch_latency_s, rel=1e-3)
+        slow = brief_of(answer)["hops"]
+        # Into rank 2, which was paced.
+        assert {(hop["from_rank"], hop["to_rank"]) for hop in slow} == {(1, 2), (3, 2)}
+        assert slow[0]["cost_per_batch_s"] >= slow[1]["cost_per_batch_s"] > 0
 
 
 def test_a_thousand_warnings_of_a_code_are_one():
@@ -93,20 +83,18 @@ def test_a_thousand_warnings_of_a_code_are_one():
     ]
     full = msgspec.structs.replace(whole, warnings=many, verdict="y" * 5000)
     brief = brief_of(full)
-    assert len(brief.to_json()) < FIND_BYTES
-    [warning] = brief.warnings
-    assert (warning.code, warning.n) == ("unreadable", 1000)
+    assert len(json_text(brief, compact=True)) < FIND_BYTES
+    [warning] = brief["warnings"]
+    assert (warning["code"], warning["n"]) == ("unreadable", 1000)
 
 
 def test_an_answer_without_a_brief_form_is_given_whole():
     whole = answer_history([])
-    assert brief_of(whole) is whole
+    assert brief_of(whole) == whole.to_dict()
 
 
-def test_every_brief_answer_has_its_schema_shipped():
-    shipped = {name: kind for name, kind in ANSWERS.items() if issubclass(kind, BriefAnswer)}
-    assert set(shipped.values()) == set(BriefAnswer.__subclasses__())
-    for name, kind in shipped.items():
-        fields = {field.name: field.default for field in msgspec.structs.fields(kind)}
-        assert fields["schema"] == f"debubble.{name}/1"
-    assert set(BRIEFS) <= set(ANSWERS.values())
+@pytest.mark.parametrize("answer", SELECTED, ids=lambda answer: answer.__name__)
+def test_every_field_that_is_selected_is_one_of_the_answer(answer):
+    schema = json.loads(schema_of(next(name for name, kind in ANSWERS.items() if kind is answer)))
+    fields = {name for part in schema["$defs"].values() for name in part.get("properties", {})}
+    assert set(re.findall(r"\w+", SELECTED[answer])) <= fields

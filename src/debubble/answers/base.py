@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from html import escape
-from typing import Any, ClassVar, Self
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -50,14 +51,96 @@ def _whole_text(data: Any) -> Any:
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of an answer. Units stand in the names; what cannot be said is null."""
 
+    paths: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    """Where to read what the source has under another name, such as `fit.latency_ns`."""
+
     @classmethod
     def of(cls, source: object, **given: Any) -> Self:
-        """Return a part whose fields are the source's of the same names, but for those given."""
-        names = (name for name in cls.__struct_fields__ if name not in given)
-        return cls(**{name: getattr(source, name) for name in names}, **given)
+        """Read all fields that are not given from what was computed.
+
+        The one place where nanoseconds become seconds, and objects become parts of an answer.
+        """
+        for name, kind, path, required in _fields_of(cls):
+            if name not in given:
+                try:
+                    value = _read(source, path, name)
+                except AttributeError:
+                    if required:
+                        raise
+                else:
+                    given[name] = _fit(value, kind)
+        return cls(**given)
 
 
-class AnswerWarning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+@cache
+def _fields_of(part: type[Part]) -> tuple[tuple[str, Any, str | tuple[str, ...], bool], ...]:
+    """Return name, type and path of each field, and whether it must be there."""
+    kinds = get_type_hints(part)
+    return tuple(
+        (field.name, kinds[field.name], part.paths.get(field.name, field.name), field.required)
+        for field in msgspec.structs.fields(part)
+    )
+
+
+def _read(source: Any, path: str | tuple[str, ...], field: str) -> Any:
+    """Follow a path: `.` is the source itself, several make a list. Beyond a null all is null."""
+    if isinstance(path, tuple):
+        values = [_read(source, each, field) for each in path]
+        return None if None in values else values
+    for name in filter(None, path.split(".")):
+        if source is None:
+            return None
+        if isinstance(source, list | tuple):
+            source = [each and _attribute(each, name, field) for each in source]
+        else:
+            source = _attribute(source, name, field)
+    return source
+
+
+# What one of these units is in those of answers: seconds, and bytes a second.
+_PER_UNIT = {"_ns": NS_PER_S, "_us": 1e6, "_gb_s": 1e-9}
+
+
+def _attribute(source: Any, name: str, field: str) -> Any:
+    """Return an attribute in the unit of a field; where it asks for `x_s`, `x_ns` will do."""
+    if name.endswith("_s") and not hasattr(source, name):
+        name = f"{name[:-2]}_ns"
+    value = getattr(source, name)
+    for unit, per in _PER_UNIT.items():
+        if name.endswith(unit) and not field.endswith(unit):
+            return _in_unit(value, per)
+    return value
+
+
+def _in_unit(value: Any, per: float) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _in_unit(each, per) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_unit(each, per) for each in value]
+    return None if value is None else value / per
+
+
+def _fit(value: Any, kind: Any) -> Any:  # noqa: PLR0911 (one a kind of value)
+    """Make what was computed into what JSON has; empty texts and lists are null where they may."""
+    if isinstance(kind, UnionType):
+        kind, *others = (each for each in get_args(kind) if each is not NoneType)
+        if value is None or value in ("", ()):
+            return None
+        if others:
+            return value
+    inner = get_args(kind)
+    if get_origin(kind) is list:
+        return [_fit(each, inner[0]) for each in value]
+    if get_origin(kind) is dict:
+        return {str(name): _fit(each, inner[1]) for name, each in dict(value).items()}
+    if isinstance(kind, type) and issubclass(kind, Part) and not isinstance(value, Part):
+        return kind.of(value)
+    if kind is int and isinstance(value, float):
+        return round(value)
+    return str(value) if kind is str else value
+
+
+class AnswerWarning(Part, frozen=True, kw_only=True, omit_defaults=True):
     """Something missing or broken that the answer had to do without."""
 
     code: Code
@@ -79,7 +162,7 @@ class AnswerWarning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         return None if self.moves_s is None else self.moves_s * NS_PER_S
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(Part, frozen=True, kw_only=True):
     """One verb's answer."""
 
     drawn: ClassVar[dict[type[Answer], Callable[[Any], str]]] = {}
@@ -146,15 +229,7 @@ class ErrorAnswer(Answer, frozen=True, kw_only=True):
 def answer_error(error: DebubbleError) -> ErrorAnswer:
     """Say why there is no answer; the code is the name of the error's class."""
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-    return ErrorAnswer(
-        error=ErrorPart(
-            code=code.removesuffix("_in"),
-            message=error.message,
-            hint=error.hint or None,
-            file=error.file or None,
-            rank=error.rank,
-        )
-    )
+    return ErrorAnswer(error=ErrorPart.of(error, code=code.removesuffix("_in")))
 
 
 def _flat(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -175,18 +250,7 @@ def seconds(nanoseconds: float | None) -> float | None:
 
 def list_warnings(gaps: Sequence[Gap]) -> list[AnswerWarning]:
     """Return gaps as every answer lists them."""
-    return [
-        AnswerWarning(
-            code=gap.code,
-            message=gap.message,
-            hint=gap.hint,
-            rank=gap.rank,
-            file=gap.file,
-            touches=sorted(gap.touches),
-            moves_s=seconds(gap.moves_ns),
-        )
-        for gap in gaps
-    ]
+    return [AnswerWarning.of(gap, touches=sorted(gap.touches)) for gap in gaps]
 
 
 def nulls_of(answer: Any, above: str = "") -> Iterator[str]:

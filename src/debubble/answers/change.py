@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Part
@@ -29,6 +30,8 @@ _MOST_TOKENS = 1000.0
 class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     """What is changed; what stays as it is, is left out."""
 
+    paths: ClassVar = {"repaired_hops": "repaired"}
+
     microbatches: int | None = None
     hold: str | None = None
     split: list[int] | None = None
@@ -45,9 +48,21 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     """Rates, as they were given: `2:3=5GB/s`."""
     by_hand: str | None = None
 
+    @classmethod
+    def of(cls, source: object, **given: Any) -> Self:
+        """Return a change as data; what is held says something of another number alone."""
+        if not getattr(source, "microbatches", None):
+            given |= {"microbatches": None, "hold": None}
+        return super().of(source, **given)
+
 
 class IntervalPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     """What four of five runs should lie in: the low end and the high end."""
+
+    paths: ClassVar = {
+        "batch_latency_s": ("low_ns", "high_ns"),
+        "throughput_gain_fraction": ("throughput_low", "throughput_high"),
+    }
 
     batch_latency_s: list[float] | None = None
     throughput_gain_fraction: list[float] | None = None
@@ -59,20 +74,6 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
     overhead_fraction: float
     steps_timed: int
     sentence: str
-
-
-def change_part(change: Change, hops: Sequence[str] = ()) -> ChangePart:
-    """Return a change as data."""
-    return ChangePart.of(
-        change,
-        microbatches=change.microbatches or None,
-        hold=change.hold if change.microbatches else None,
-        split=list(change.split) if change.split else None,
-        recompute_stages=list(change.recompute_stages) if change.recompute_stages else None,
-        offload_stages=list(change.offload_stages) if change.offload_stages else None,
-        repaired_hops=[list(hop) for hop in change.repaired] if change.repaired else None,
-        hops=list(hops) or None,
-    )
 
 
 def describe(change: Change) -> str:
@@ -115,9 +116,8 @@ def answer_profiler(run: Analysis, basis: RunBasis) -> ProfilerPart | None:
     job = run.job
     if basis.source != "sidecars" or job.overhead_fraction is None:
         return None
-    return ProfilerPart(
-        overhead_fraction=job.overhead_fraction,
-        steps_timed=job.steps_timed,
+    return ProfilerPart.of(
+        job,
         sentence=f"times: unprofiled; the profiler cost {show_gain(job.overhead_fraction)} by the "
         f"job's own times ({counted(job.steps_timed, 'step')}), on all parts of a step alike",
     )
@@ -255,6 +255,14 @@ def warnings_of(run: Analysis, also: Analysis | None, baseline: Baseline) -> tup
 class OrderPart(Part, frozen=True, kw_only=True):
     """What an order of its own buys beyond the best schedule with a name."""
 
+    paths: ClassVar = {
+        "named_latency_s": "named.window_ns",
+        "beyond_named_fraction": "beyond_named",
+        "rounds": "looked.found.rounds",
+        "judged_rounds": "looked.found.judged_rounds",
+        "orders_tried": "looked.found.tried",
+    }
+
     option: int
     """Its place among all options."""
     named: str | None
@@ -276,16 +284,12 @@ class OrderPart(Part, frozen=True, kw_only=True):
 def answer_order(plan: Plan, ordered: OrderChoice) -> OrderPart:
     """Say where it stands among the options, and how far it was looked for."""
     found, correction = ordered.looked.found, plan.baseline.correction
-    return OrderPart(
+    return OrderPart.of(
+        ordered,
         option=plan.options.index(ordered.option),
         named=None if ordered.named is None else ordered.named_as,
-        named_latency_s=None if ordered.named is None else ordered.named.window_ns / NS_PER_S,
-        beyond_named_fraction=ordered.beyond_named,
         lower_bound_s=found.bound * correction / NS_PER_S,
         above_bound_fraction=found.window / found.bound - 1,
-        rounds=found.rounds,
-        judged_rounds=found.judged_rounds,
-        orders_tried=found.tried,
         order=format_order(ordered.option.change.order or []),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import ClassVar
 
 import msgspec
 
@@ -14,7 +15,7 @@ from debubble.ledger.causes import CAUSES
 from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
 from debubble.measure.measurement import Measurement, middle
 from debubble.measure.prediction import PredictionCheck
-from debubble.measure.statistics import Spread, least_samples
+from debubble.measure.statistics import least_samples
 from debubble.measure.store import Record, created_at
 from debubble.timeline.job import Basis
 from debubble.units import (
@@ -59,6 +60,8 @@ class SideNumbers(Part, frozen=True, kw_only=True):
 class SidePart(Part, frozen=True, kw_only=True):
     """One side: its numbers, their count, the setting."""
 
+    paths: ClassVar = {"devices": "environment.devices"}
+
     basis: str
     """Of its batch latency, step time and throughput: profiled or unprofiled."""
     numbers: SideNumbers
@@ -77,6 +80,8 @@ class SidePart(Part, frozen=True, kw_only=True):
 class SamplesPart(Part, frozen=True, kw_only=True):
     """The samples of a number on one side."""
 
+    paths: ClassVar = {"ci": ("low", "high"), "n": "count"}
+
     median: float
     ci: list[float | None] | None
     n: int
@@ -84,6 +89,8 @@ class SamplesPart(Part, frozen=True, kw_only=True):
 
 class DeltaPart(Part, frozen=True, kw_only=True):
     """What a number did: a share of itself; of the bubble, in points."""
+
+    paths: ClassVar = {"ci": ("low", "high")}
 
     before: SamplesPart | None
     after: SamplesPart | None
@@ -108,6 +115,8 @@ class MemoryDelta(Part, frozen=True, kw_only=True):
 class DifferencePart(Part, frozen=True, kw_only=True):
     """Something else that differs."""
 
+    paths: ClassVar = {"what": "name"}
+
     what: str
     before: str
     after: str
@@ -124,6 +133,13 @@ class CauseChange(Part, frozen=True, kw_only=True):
 class PredictedPart(Part, frozen=True, kw_only=True):
     """What a plan had predicted of the change, and how that stands."""
 
+    paths: ClassVar = {
+        "change": "prediction.words",
+        "basis": "prediction.basis",
+        "batch_latency_s": "prediction.batch_latency_s",
+        "interval": ("prediction.low_s", "prediction.high_s"),
+    }
+
     change: str
     """As the plan words it."""
     basis: str
@@ -139,6 +155,12 @@ class PredictedPart(Part, frozen=True, kw_only=True):
 
 class CompareAnswer(Answer, frozen=True, kw_only=True):
     """The run after a change against the one before."""
+
+    paths: ClassVar = {
+        "threshold_fraction": "threshold",
+        "samples_needed": "needed",
+        "detectable_fraction": "detectable",
+    }
 
     schema: str = SCHEMA
     basis: str
@@ -207,42 +229,14 @@ def answer_compare(
     found: Comparison, gaps: Sequence[Gap] = (), causes: Sequence[CauseChange] = ()
 ) -> CompareAnswer:
     """Say what changed, and how sure that is; `causes` where the accounts are at hand."""
-    return CompareAnswer(
+    return CompareAnswer.of(
+        found,
         basis=found.bases[0] if found.bases[0] == found.bases[1] else "mixed",
         before=answer_side(found.before, found.bases[0]),
         after=answer_side(found.after, found.bases[1]),
-        delta={
-            delta.name: DeltaPart(
-                before=_samples(delta.before),
-                after=_samples(delta.after),
-                change=delta.change,
-                ci=None if delta.low is None else [delta.low, delta.high],
-                p=delta.p,
-                direction=delta.direction.value,
-                tested=delta.tested,
-            )
-            for delta in found.deltas
-        },
+        delta={delta.name: DeltaPart.of(delta) for delta in found.deltas},
         causes=list(causes),
-        memory=[MemoryDelta.of(change) for change in found.memory],
-        setting=[
-            DifferencePart(what=differs.name, before=differs.before, after=differs.after)
-            for differs in found.setting
-        ],
-        environment=[
-            DifferencePart(what=differs.name, before=differs.before, after=differs.after)
-            for differs in found.environment
-        ],
-        verdict=found.verdict.value,
-        confidence=found.confidence.value,
-        decided_by=found.decided_by,
-        threshold_fraction=found.threshold,
-        samples_needed=found.needed,
-        detectable_fraction=found.detectable,
-        throughput_unit=found.throughput_unit,
         predicted=None if found.predicted is None else answer_check(found.predicted),
-        reasons=list(found.reasons),
-        notes=list(found.notes),
         sentence=say_comparison(found),
         warnings=list_warnings(gaps),
     )
@@ -250,16 +244,7 @@ def answer_compare(
 
 def answer_check(check: PredictionCheck) -> PredictedPart:
     """Return a prediction and what was measured."""
-    kept = check.prediction
-    return PredictedPart(
-        change=kept.words,
-        basis=kept.basis,
-        batch_latency_s=kept.batch_latency_s,
-        interval=[kept.low_s, kept.high_s],
-        measured_s=check.measured_s,
-        verdict=check.verdict,
-        sentence=str(check),
-    )
+    return PredictedPart.of(check, sentence=str(check))
 
 
 def answer_side(measurement: Measurement, basis: Basis | None = None) -> SidePart:
@@ -272,7 +257,8 @@ def answer_side(measurement: Measurement, basis: Basis | None = None) -> SidePar
     versions: dict[str, list[str]] = {}
     for name, value in measurement.environment.versions:
         versions.setdefault(name, []).append(value)
-    return SidePart(
+    return SidePart.of(
+        measurement,
         basis=basis,
         numbers=SideNumbers(
             bubble_fraction=middle(measurement.bubble_fractions),
@@ -288,23 +274,10 @@ def answer_side(measurement: Measurement, basis: Basis | None = None) -> SidePar
         ),
         n=len(served.latency_s) if served else len(measurement.samples),
         captures=served.runs if served else len(measurement.captures),
-        kind=measurement.kind,
-        ranks=list(measurement.ranks),
-        microbatches=measurement.microbatches,
-        schedule=measurement.schedule,
-        split=list(measurement.split) if measurement.split else None,
         context_lengths_up_to=sorted(measurement.contexts) or None,
-        devices=list(measurement.environment.devices),
         # What differs from rank to rank with all its values.
         versions={name: ", ".join(values) for name, values in versions.items()},
     )
-
-
-def _samples(spread: Spread | None) -> SamplesPart | None:
-    if spread is None:
-        return None
-    ci = None if spread.low is None else [spread.low, spread.high]
-    return SamplesPart(median=spread.median, ci=ci, n=spread.count)
 
 
 def say_comparison(found: Comparison) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from debubble.answers.base import Part
 from debubble.answers.change import (
     ChangePart,
     IntervalPart,
-    change_part,
     describe,
     headroom_bytes,
-    peak_bytes,
 )
 from debubble.plan.context_length import OtherLength, Survivor
 from debubble.plan.kv_cache import CacheCapacity, CachePlan
@@ -30,6 +29,8 @@ from debubble.units import (
 class PlanNumbers(Part, frozen=True, kw_only=True):
     """What a batch takes, of the run as it is or after a change."""
 
+    paths: ClassVar = {"batch_latency_s": "window_ns", "peak_memory_bytes": "headroom.peak_bytes"}
+
     bubble_fraction: float
     batch_latency_s: float
     peak_memory_bytes: list[int | None] | None
@@ -40,6 +41,8 @@ class PlanNumbers(Part, frozen=True, kw_only=True):
 class UnchangedPart(Part, frozen=True, kw_only=True):
     """The run as it is, at another length."""
 
+    paths: ClassVar = {"numbers": ".", "headroom_bytes": "headroom.bytes"}
+
     numbers: PlanNumbers
     interval: IntervalPart
     fits_memory: bool | None
@@ -48,6 +51,15 @@ class UnchangedPart(Part, frozen=True, kw_only=True):
 
 class OptionThere(Part, frozen=True, kw_only=True):
     """An option at another length, against the unchanged run there."""
+
+    paths: ClassVar = {
+        "change": "option.change",
+        "numbers": "there",
+        "throughput_gain_fraction": "gain",
+        "fits_memory": "there.fits_memory",
+        "headroom_bytes": "there.headroom.bytes",
+        "recommended": "sure",
+    }
 
     option: int
     """Its place among all options."""
@@ -72,42 +84,23 @@ class LengthPart(Part, frozen=True, kw_only=True):
     assumptions: list[str]
 
 
-def numbers_of(option: Option) -> PlanNumbers:
-    """Return what is predicted of an option, in numbers."""
-    peaks = peak_bytes(option.headroom)
-    return PlanNumbers(
-        bubble_fraction=option.bubble_fraction,
-        batch_latency_s=option.window_ns / NS_PER_S,
-        peak_memory_bytes=None if peaks is None else list(peaks),
-        microbatches_per_s=option.microbatches_per_s,
-    )
-
-
 def answer_length(plan: Plan, other: OtherLength, tokens: float | None) -> LengthPart:
     """Write what becomes of the run and of each option at another length."""
     then = other.unchanged
-    return LengthPart(
-        token_scale=other.token_scale,
+    return LengthPart.of(
+        other,
         tokens=None if tokens is None else tokens * other.token_scale,
-        unchanged=UnchangedPart(
-            numbers=numbers_of(then),
+        unchanged=UnchangedPart.of(
+            then,
             interval=IntervalPart(
                 batch_latency_s=[then.low_ns / NS_PER_S, then.high_ns / NS_PER_S]
             ),
-            fits_memory=then.fits_memory,
-            headroom_bytes=headroom_bytes(then.headroom),
         ),
         options=[
-            OptionThere(
+            OptionThere.of(
+                survivor,
                 option=plan.options.index(survivor.option),
-                change=change_part(survivor.option.change),
-                rank=survivor.rank,
-                numbers=numbers_of(survivor.there),
-                throughput_gain_fraction=survivor.gain,
                 interval=IntervalPart(throughput_gain_fraction=[survivor.low, survivor.high]),
-                fits_memory=survivor.there.fits_memory,
-                headroom_bytes=headroom_bytes(survivor.there.headroom),
-                recommended=survivor.sure,
                 fate=say_fate(other, survivor),
             )
             for survivor in other.survivors
@@ -174,6 +167,15 @@ def say_fate(other: OtherLength, survivor: Survivor) -> str:
 class CacheOptionPart(Part, frozen=True, kw_only=True):
     """A split, by the tokens that its KV cache holds."""
 
+    paths: ClassVar = {
+        "change": "option.change",
+        "tokens": "capacity.tokens",
+        "tokens_by_rank": "capacity.by_stage",
+        "tokens_gain_fraction": "gain",
+        "batch_latency_s": "option.window_ns",
+        "throughput_gain_fraction": "option.throughput_gain",
+    }
+
     change: ChangePart
     tokens: int
     tokens_by_rank: list[int | None]
@@ -187,6 +189,14 @@ class CacheOptionPart(Part, frozen=True, kw_only=True):
 class CachePart(Part, frozen=True, kw_only=True):
     """What a KV cache holds with the split in use, and with others."""
 
+    paths: ClassVar = {
+        "bytes_per_token_layer": "cache.token_layer_bytes",
+        "utilisation_fraction": "cache.utilisation",
+        "measured_tokens": "cache.measured_tokens",
+        "tokens": "now.tokens",
+        "tokens_by_rank": "now.by_stage",
+    }
+
     bytes_per_token_layer: float
     utilisation_fraction: float
     measured_tokens: int
@@ -199,32 +209,22 @@ class CachePart(Part, frozen=True, kw_only=True):
 
 def answer_cache(plan: Plan, cache: CachePlan) -> CachePart:
     """Return what the cache holds with the split in use, and with others."""
-    return CachePart(
-        bytes_per_token_layer=cache.cache.token_layer_bytes,
-        utilisation_fraction=cache.cache.utilisation,
-        measured_tokens=cache.cache.measured_tokens,
-        tokens=cache.now.tokens,
-        tokens_by_rank=list(cache.now.by_stage),
+    return CachePart.of(
+        cache,
         limited_by_rank=_limited_by(plan, cache.now),
         options=[
-            CacheOptionPart(
-                change=change_part(found.option.change),
-                tokens=found.capacity.tokens,
-                tokens_by_rank=list(found.capacity.by_stage),
-                limited_by_rank=_limited_by(plan, found.capacity),
-                tokens_gain_fraction=found.gain,
-                batch_latency_s=found.option.window_ns / NS_PER_S,
+            CacheOptionPart.of(
+                other,
+                limited_by_rank=_limited_by(plan, other.capacity),
                 interval=IntervalPart(
                     batch_latency_s=[
-                        found.option.low_ns / NS_PER_S,
-                        found.option.high_ns / NS_PER_S,
+                        other.option.low_ns / NS_PER_S,
+                        other.option.high_ns / NS_PER_S,
                     ]
                 ),
-                throughput_gain_fraction=found.option.throughput_gain,
             )
-            for found in cache.options
+            for other in cache.options
         ],
-        assumptions=list(cache.assumptions),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from debubble.analysis import Analysis
@@ -51,6 +53,8 @@ from debubble.units import NS_PER_S, counted, show_members, show_percent
 class FrameworkPart(Part, frozen=True, kw_only=True):
     """Whose framework ran it, and how it divides the job."""
 
+    paths: ClassVar = {"name": "framework"}
+
     name: str | None
     tensor: int | None
     context: int | None
@@ -75,6 +79,8 @@ class DeviationPart(Part, frozen=True, kw_only=True):
 class StatedPart(Part, frozen=True, kw_only=True):
     """The schedule as the user states it, and whether the run has it."""
 
+    paths: ClassVar = {"schedule": "name"}
+
     schedule: str
     chunks: int | None
     agrees: bool | None
@@ -90,6 +96,8 @@ class LeftOutPart(Part, frozen=True, kw_only=True):
 
 class RunPart(Part, frozen=True, kw_only=True):
     """What ran: all pipelines by their ranks, and the shape of the one to look into."""
+
+    paths: ClassVar = {"steps": "windows.step", "steps_left_out": "left_out"}
 
     capture: str
     captures: list[str]
@@ -127,6 +135,11 @@ class NumbersPart(Part, frozen=True, kw_only=True):
 class JobPart(Part, frozen=True, kw_only=True):
     """What the job said of itself."""
 
+    paths: ClassVar = {
+        "unprofiled_step_time_s": "unprofiled_step_s",
+        "profiled_step_time_s": "profiled_step_s",
+    }
+
     schedule: str | None
     microbatches: int | None
     split: list[int] | None
@@ -158,6 +171,8 @@ class SharesPart(Part, frozen=True, kw_only=True):
 class UtilisationPart(Part, frozen=True, kw_only=True):
     """The same of all ranks."""
 
+    paths: ClassVar = {"ranks": "shares"}
+
     apparent_fraction: float | None
     useful_fraction: float | None
     ranks: list[SharesPart]
@@ -165,6 +180,13 @@ class UtilisationPart(Part, frozen=True, kw_only=True):
 
 class StreamPart(Part, frozen=True, kw_only=True):
     """What only a stream has."""
+
+    paths: ClassVar = {
+        "batches_in_flight": "in_flight",
+        "batches_in_flight_sure": "sure",
+        "mean_batches_in_flight": "batches_in_flight",
+        "most_batches_in_flight": "most_in_flight",
+    }
 
     window_s: float
     batches_in_flight: float
@@ -199,6 +221,8 @@ class ShapePart(Part, frozen=True, kw_only=True):
 
 class PassPart(Part, frozen=True, kw_only=True):
     """What one kind of pass takes."""
+
+    paths: ClassVar = {"n": "count"}
 
     median_s: float
     mad_s: float
@@ -235,6 +259,8 @@ class MemoryPart(Part, frozen=True, kw_only=True):
 
 class PipelinePart(Part, frozen=True, kw_only=True):
     """One pipeline of the job, in a line."""
+
+    paths: ClassVar = {"ranks": "ranks.rank", "missing_ranks": "absent"}
 
     pipeline: int
     ranks: list[int]
@@ -310,22 +336,11 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         ),
         longest_stage_bubble=pipeline.longest_stage_bubble,
         bubble_over_ideal=pipeline.bubble_over_ideal,
-        utilisation=UtilisationPart(
-            apparent_fraction=pipeline.apparent_fraction,
-            useful_fraction=pipeline.useful_fraction,
-            ranks=[SharesPart.of(shares) for shares in pipeline.shares],
-        ),
+        utilisation=UtilisationPart.of(pipeline),
         outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
         side_work=pipeline.side_fractions,
         stream=_stream_part(analysis),
-        shape=None
-        if pipeline.shape is None
-        else ShapePart(
-            jagged_fraction=pipeline.shape.jagged_fraction,
-            where=pipeline.shape.where,
-            median_wait_s=pipeline.shape.median_wait_ns / NS_PER_S,
-            waits=pipeline.shape.waits,
-        ),
+        shape=None if pipeline.shape is None else ShapePart.of(pipeline.shape),
         ledger=answer_account(ledger) if ledger else answer_stream(stream) if stream else None,
         savings=worth_savings(
             answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None,
@@ -357,38 +372,22 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
 
 def _run_part(analysis: Analysis) -> RunPart:
     run, pipeline = analysis.run, analysis.pipeline
-    known, stated = pipeline.ranks[0].parallelism, pipeline.stated
+    known = pipeline.ranks[0].parallelism
     uncertainty_s = analysis.timeline.clock_uncertainty_ns / NS_PER_S if pipeline.one_run else None
-    off = stated.deviation if stated else None
-    return RunPart(
+    return RunPart.of(
+        pipeline,
         capture=run.found.capture.name,
         captures=[capture.name for capture in run.found.captures],
-        kind=pipeline.kind,
         pipelines=[[rank.rank for rank in each.ranks] for each in analysis.pipelines],
         ranks=len(pipeline.ranks),
         stages=len({stage for rank in pipeline.ranks for stage in rank.stages}),
         chunks=max(len(rank.stages) for rank in pipeline.ranks),
-        microbatches=pipeline.microbatches,
-        schedule=pipeline.schedule,
-        framework=FrameworkPart.of(
-            known, name=known.framework, recomputes=pipeline.ranks[0].recomputes
-        ),
-        stated=None
-        if stated is None
-        else StatedPart(
-            schedule=stated.name,
-            chunks=stated.chunks,
-            agrees=stated.agrees,
-            deviation=None if off is None else DeviationPart.of(off),
-        ),
-        steps=[window.step for window in pipeline.windows],
+        framework=FrameworkPart.of(known, recomputes=pipeline.ranks[0].recomputes),
         devices=sorted({d.name for trace in run.ranks for d in trace.header.devices}),
         clock_uncertainty_s=uncertainty_s,
         missing_ranks=list(run.missing_ranks),
         partial=bool(pipeline.absent) or pipeline.cut,
-        one_run=pipeline.one_run,
         steps_inferred=analysis.timeline.inferred and bool(pipeline.windows),
-        steps_left_out=[LeftOutPart(step=left.step, why=left.why) for left in pipeline.left_out],
     )
 
 
@@ -412,30 +411,16 @@ def _numbers_part(analysis: Analysis) -> NumbersPart:
 
 
 def _job_part(job: JobFacts) -> JobPart | None:
-    if job == JobFacts():
-        return None
-    return JobPart.of(
-        job,
-        split=list(job.split) or None,
-        context_lengths=list(job.context_lengths) or None,
-        unprofiled_step_time_s=job.unprofiled_step_s,
-        profiled_step_time_s=job.profiled_step_s,
-    )
+    return None if job == JobFacts() else JobPart.of(job)
 
 
 def _stream_part(analysis: Analysis) -> StreamPart | None:
     stream, account = analysis.pipeline.stream, analysis.stream
     if stream is None:
         return None
-    return StreamPart(
+    return StreamPart.of(
+        stream,
         window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
-        batches_in_flight=stream.in_flight,
-        batches_in_flight_sure=stream.sure,
-        first_sets_pace=stream.first_sets_pace,
-        mean_batches_in_flight=stream.batches_in_flight,
-        most_batches_in_flight=stream.most_in_flight,
-        batch_latency_p95_s=seconds(stream.batch_latency_p95_ns),
-        batches=stream.batches,
         bubble_fraction_of_equal_stages=analysis.theory_of_stream,
         turn_s=seconds(account.turn_ns) if account else None,
         phases=answer_phases(account) if account else [],
@@ -461,9 +446,7 @@ def _stage_parts(analysis: Analysis) -> list[StagePart]:
                 passes={},
             ),
         )
-        stage.passes[PassKind(row.kind).name] = PassPart(
-            median_s=row.median_ns / NS_PER_S, mad_s=row.mad_ns / NS_PER_S, n=row.count
-        )
+        stage.passes[PassKind(row.kind).name] = PassPart.of(row)
     return list(stages.values())
 
 
@@ -474,11 +457,8 @@ def _memory_part(rank: RankTimeline) -> MemoryPart:
 
 def _pipeline_part(pipeline: PipelineFigures) -> PipelinePart:
     peaks = [rank.peak_memory_bytes for rank in pipeline.ranks]
-    return PipelinePart(
-        pipeline=pipeline.pipeline,
-        ranks=[rank.rank for rank in pipeline.ranks],
-        missing_ranks=list(pipeline.absent),
-        bubble_fraction=pipeline.bubble_fraction,
+    return PipelinePart.of(
+        pipeline,
         batch_latency_s=None if pipeline.stream else seconds(pipeline.batch_latency_ns),
         peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
-from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Code, as_gap
 from debubble.fleet.survey import NoPipelineIn
 from debubble.trace.optable import Op, OpTable
@@ -18,6 +19,8 @@ SCHEMA = "debubble.inspect/1"
 
 class CapturePart(Part, frozen=True, kw_only=True):
     """One capture that lies there."""
+
+    paths: ClassVar = {"files": "files.file"}
 
     name: str
     files: list[str]
@@ -104,10 +107,7 @@ def answer_inspect(run: Run) -> InspectAnswer:
     lacks = _lacks(run, ranks)
     return InspectAnswer(
         capture=run.found.capture.name,
-        captures=[
-            CapturePart(name=capture.name, files=[file.file for file in capture.files])
-            for capture in run.found.captures
-        ],
+        captures=[CapturePart.of(capture) for capture in run.found.captures],
         world_size=run.world_size,
         missing_ranks=list(run.missing_ranks),
         ranks=ranks,
@@ -159,12 +159,7 @@ def _lacks(run: Run, ranks: list[RankPart]) -> list[LackPart]:
 
 def answer_ranks(run: Run) -> list[RankPart]:
     """Return what each rank's trace holds."""
-    return [
-        RankPart.of(
-            rank, steps=list(rank.steps), span_s=seconds(rank.span_ns), peers=list(rank.peers)
-        )
-        for rank in run.summarised()
-    ]
+    return [RankPart.of(rank) for rank in run.summarised()]
 
 
 def _op_table(table: OpTable) -> OpTablePart:
@@ -266,12 +261,7 @@ def answer_no_pipeline(why: NoPipelineIn) -> NoPipelineAnswer:
             captures=[capture.name for capture in run.found.captures],
             missing_ranks=list(run.missing_ranks),
         ),
-        utilisation=BusyRanks(
-            ranks=[
-                BusyPart(rank=rank.rank, busy_fraction=rank.busy_fraction)
-                for rank in run.summarised()
-            ]
-        ),
+        utilisation=BusyRanks(ranks=[BusyPart.of(rank) for rank in run.summarised()]),
         verdict=f"{why.message[:1].upper()}{why.message[1:]}. Busy: {shares}.",
         warnings=list_warnings([*run.gaps, as_gap(why, code=Code.NO_PIPELINE)]),
     )

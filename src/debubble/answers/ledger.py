@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import ClassVar
 
 import msgspec
 
 from debubble.analysis import Analysis
-from debubble.answers.base import Part, seconds
+from debubble.answers.base import Part
 from debubble.answers.change import describe, say_gain
 from debubble.answers.microbatches import answer_more_microbatches, say_microbatches
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import Ledger
-from debubble.ledger.model import Culprit, find_culprits
+from debubble.ledger.model import find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE
 from debubble.ledger.verdict import LITTLE, MATTERS, Bottleneck, MainCause
 from debubble.timeline.model import RankTimeline, ranks_a_device
@@ -195,6 +196,8 @@ class WaitExample(Part, frozen=True, kw_only=True):
 class WaitedFor(Part, frozen=True, kw_only=True):
     """Whom ranks waited for under a cause, and where to look."""
 
+    paths: ClassVar = {"pass_": "kind"}
+
     cause: str
     rank: int
     stage: int | None
@@ -259,6 +262,8 @@ class ReplayPart(Part, frozen=True, kw_only=True):
 class NamedCause(Part, frozen=True, kw_only=True):
     """A cause that matters, as data and as a sentence."""
 
+    paths: ClassVar = {"saved_s": "buys_ns"}
+
     cause: str
     rank: int | None
     stage: int | None
@@ -287,15 +292,14 @@ def answer_account(ledger: Ledger) -> AccountPart:
         middle_steps=middle,
         causes=in_seconds(ledger.causes()),
         shares={str(cause): share for cause, share in ledger.shares().items()},
-        culprits=[waited_for(culprit) for culprit in worst.values()],
+        culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
         ranks=[
-            RankAccount(
-                rank=rank.rank,
-                stages=list(rank.stages),
+            RankAccount.of(
+                rank,
                 causes=in_seconds(ledger.causes(place)),
                 shares={str(cause): share for cause, share in ledger.shares(place).items()},
                 culprits=[
-                    waited_for(culprit)
+                    WaitedFor.of(culprit)
                     for culprit in find_culprits(
                         ledger.steps,
                         ledger.accounts,
@@ -330,39 +334,9 @@ def in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def waited_for(culprit: Culprit) -> WaitedFor:
-    """Return whom ranks waited for, as an answer has it."""
-    return WaitedFor(
-        cause=str(culprit.cause),
-        rank=culprit.rank,
-        stage=culprit.stage,
-        pass_=culprit.kind,
-        hop=list(culprit.hop) if culprit.hop else None,
-        wait_s=culprit.wait_ns / NS_PER_S,
-        examples=[
-            WaitExample(
-                file=example.file or None,
-                ts_us=example.ts_us,
-                dur_us=example.dur_us,
-                waits_for=example.waits_for or None,
-            )
-            for example in culprit.examples
-        ],
-    )
-
-
 def answer_savings(ledger: Ledger) -> list[SavingPart]:
     """Return what removing each cause would buy, in the order of what it buys."""
-    return [
-        SavingPart(
-            cause=saving.cause,
-            causes=list(saving.causes),
-            batch_latency_s=saving.batch_latency_ns / NS_PER_S,
-            saved_s=saving.saved_ns / NS_PER_S,
-            saved_fraction=saving.saved_fraction,
-        )
-        for saving in ledger.savings
-    ]
+    return [SavingPart.of(saving) for saving in ledger.savings]
 
 
 def worth_savings(
@@ -396,15 +370,7 @@ def answer_causes(analysis: Analysis) -> list[NamedCause]:
     if ledger is None:
         return []
     named = [
-        NamedCause(
-            cause=matter.cause,
-            rank=matter.rank,
-            stage=matter.stage,
-            hop=list(matter.hop) if matter.hop else None,
-            saved_s=matter.buys_ns / NS_PER_S,
-            culprit_saved_s=seconds(matter.culprit_saved_ns),
-            sentence=say_cause(ledger, matter) + _say_split(analysis, matter),
-        )
+        NamedCause.of(matter, sentence=say_cause(ledger, matter) + _say_split(analysis, matter))
         for matter in analysis.causes
     ]
     return sorted([*named, *_name_schedule(analysis, ledger)], key=lambda part: -part.saved_s)
@@ -457,12 +423,7 @@ def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
     else:
         takes = f"take{'s' if name[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
         says = f"{name} {takes}, ranks wait for each other {waits}"
-    return BottleneckPart(
-        what=found.what,
-        length_s=found.length_ns / NS_PER_S,
-        waits_s=found.waits_ns / NS_PER_S,
-        sentence=f"the bubble is not your bottleneck: {says}",
-    )
+    return BottleneckPart.of(found, sentence=f"the bubble is not your bottleneck: {says}")
 
 
 def say_remedy(causes: str) -> str:

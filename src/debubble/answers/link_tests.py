@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.errors import Gap
 from debubble.links.judge import Verdict
-from debubble.links.live import HopTestResult, LiveHop, Rung
+from debubble.links.live import HopTestResult, LiveHop
 from debubble.links.logs.model import (
     CopyLog,
     CounterLog,
-    Half,
     Log,
     MatrixLog,
     MessageLog,
     NcclLog,
     NvlinkErrors,
+    NvlinkStatus,
     Topology,
 )
 from debubble.links.logs.pairs import PairResult
 from debubble.links.wiring import SCHEMA
-from debubble.units import NS_PER_S, counted, show_rate
+from debubble.units import counted, show_rate
 
 GB = 1e9
 
 
 class HalfPart(Part, frozen=True, kw_only=True):
     """One measurement of nccl-tests: out of place, or in place."""
+
+    paths: ClassVar = {
+        "time_s": "time_us",
+        "algbw_bytes_per_s": "algbw_gb_s",
+        "busbw_bytes_per_s": "busbw_gb_s",
+    }
 
     time_s: float
     algbw_bytes_per_s: float
@@ -42,6 +49,8 @@ class HalfPart(Part, frozen=True, kw_only=True):
 class SizePart(Part, frozen=True, kw_only=True):
     """One size of messages of nccl-tests."""
 
+    paths: ClassVar = {"bytes": "size_bytes"}
+
     bytes: int
     out_of_place: HalfPart | None
     in_place: HalfPart | None
@@ -49,6 +58,8 @@ class SizePart(Part, frozen=True, kw_only=True):
 
 class NcclPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nccl-tests"):
     """A log of nccl-tests."""
+
+    paths: ClassVar = {"average_bytes_per_s": "average_gb_s"}
 
     file: str
     test: str | None
@@ -59,6 +70,8 @@ class NcclPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nccl-t
 
 class MatrixPart(Part, frozen=True, kw_only=True):
     """One test of nvbandwidth."""
+
+    paths: ClassVar = {"sum": "total"}
 
     name: str
     status: str
@@ -134,6 +147,8 @@ class NvlinkErrorsPart(
 class CounterPart(Part, frozen=True, kw_only=True):
     """One counter of a link's errors over some time."""
 
+    paths: ClassVar = {"risen_intervals": "risen"}
+
     name: str
     host: str | None
     device: str | None
@@ -152,6 +167,8 @@ class PrometheusPart(Part, frozen=True, kw_only=True, tag_field="program", tag="
 class MessageHopPart(Part, frozen=True, kw_only=True):
     """The messages of one hop in a log, as one side saw them."""
 
+    paths: ClassVar = {"bytes": "size_bytes", "median_s": "time_ns"}
+
     from_rank: int
     to_rank: int
     seen_by: str
@@ -165,6 +182,8 @@ class MessageHopPart(Part, frozen=True, kw_only=True):
 
 class MessagesPart(Part, frozen=True, kw_only=True, tag_field="program", tag="messages"):
     """What torch's flight recorder or NCCL Inspector wrote."""
+
+    paths: ClassVar = {"recorder": "program"}
 
     file: str
     recorder: str
@@ -185,6 +204,19 @@ LogPart = (
 
 class TestedHop(Part, frozen=True, kw_only=True):
     """One direction between two ranks, as a test measured it."""
+
+    paths: ClassVar = {
+        "bytes": "size_bytes",
+        "one_message_s": "time_s",
+        "one_message_bytes_per_s": "bytes_per_s",
+        "alpha_s": "fit.latency_ns",
+        "beta_bytes_per_s": "fit.bytes_per_s",
+        "fit_error_fraction": "fit.worst_error",
+        "verdict": "judgement.verdict",
+        "against": "judgement.against",
+        "times": "judgement.times",
+        "why": "judgement.why",
+    }
 
     from_rank: int
     to_rank: int
@@ -212,6 +244,16 @@ class LoggedHop(TestedHop, frozen=True, kw_only=True):
 class RungPart(Part, frozen=True, kw_only=True):
     """Messages of one size over one hop."""
 
+    paths: ClassVar = {
+        "from_rank": "source",
+        "to_rank": "destination",
+        "bytes": "size_bytes",
+        "one_way_s": "one_way.median_s",
+        "one_way_p95_s": "one_way.p95_s",
+        "both_ways_s": "both_ways.median_s",
+        "n": "one_way.n",
+    }
+
     from_rank: int
     to_rank: int
     bytes: int
@@ -223,6 +265,8 @@ class RungPart(Part, frozen=True, kw_only=True):
 
 class MeasuredHop(TestedHop, frozen=True, kw_only=True):
     """The same, of a test that ran here."""
+
+    paths: ClassVar = TestedHop.paths | {"ladder": "rungs"}
 
     both_ways_bytes_per_s: float | None
     ladder: list[RungPart]
@@ -276,7 +320,7 @@ def answer_live(
     return LiveAnswer(
         backend=measured.backend,
         hops=[_measured_hop(hop, measured.job_bytes) for hop in hops],
-        second_pass=[_rung_part(rung) for rung in measured.second],
+        second_pass=[RungPart.of(rung) for rung in measured.second],
         verdict=say_live(hops),
         warnings=list_warnings(gaps),
     )
@@ -322,156 +366,61 @@ def say_slow_hop(hop: LiveHop) -> str:
 
 def _logged_hops(result: PairResult) -> list[LoggedHop]:
     """Return both directions of a test, which sends both ways at once and tells them not apart."""
-    return [
-        LoggedHop(
-            from_rank=here,
-            to_rank=there,
-            bytes=result.size_bytes,
-            one_message_s=result.time_s,
-            one_message_bytes_per_s=result.bytes_per_s,
-            bytes_per_s=result.bytes_per_s,
-            alpha_s=result.fit.latency_ns / NS_PER_S if result.fit else None,
-            beta_bytes_per_s=result.fit.bytes_per_s if result.fit else None,
-            fit_error_fraction=result.fit.worst_error if result.fit else None,
-            verdict=str(result.judgement.verdict),
-            against=result.judgement.against,
-            times=result.judgement.times,
-            why=result.judgement.why,
-            file=result.file,
-        )
-        for here, there in (result.pair, *([result.pair[::-1]] if result.both_ways else []))
-    ]
+    hops = [result.pair, result.pair[::-1]] if result.both_ways else [result.pair]
+    return [LoggedHop.of(result, from_rank=here, to_rank=there) for here, there in hops]
 
 
 def _measured_hop(hop: LiveHop, job_bytes: int | None) -> MeasuredHop:
     job = next((rung for rung in hop.rungs if rung.size_bytes == job_bytes), hop.rungs[-1])
-    return MeasuredHop(
+    return MeasuredHop.of(
+        hop,
         from_rank=hop.hop[0],
         to_rank=hop.hop[1],
         bytes=job.size_bytes,
         one_message_s=job.one_way.alone_s,
         one_message_bytes_per_s=job.size_bytes / job.one_way.alone_s,
-        bytes_per_s=hop.bytes_per_s,
-        both_ways_bytes_per_s=hop.both_ways_bytes_per_s,
-        alpha_s=hop.fit.latency_ns / NS_PER_S if hop.fit else None,
-        beta_bytes_per_s=hop.fit.bytes_per_s if hop.fit else None,
-        fit_error_fraction=hop.fit.worst_error if hop.fit else None,
-        ladder=[_rung_part(rung) for rung in hop.rungs],
-        verdict=str(hop.judgement.verdict),
-        against=hop.judgement.against,
-        times=hop.judgement.times,
-        why=hop.judgement.why,
-        ill=hop.ill,
     )
 
 
-def _rung_part(rung: Rung) -> RungPart:
-    return RungPart(
-        from_rank=rung.source,
-        to_rank=rung.destination,
-        bytes=rung.size_bytes,
-        one_way_s=rung.one_way.median_s,
-        one_way_p95_s=rung.one_way.p95_s,
-        both_ways_s=rung.both_ways.median_s if rung.both_ways else None,
-        n=rung.one_way.n,
-    )
-
-
-def _log_part(log: Log) -> LogPart:
-    if isinstance(log, NcclLog):
-        return NcclPart(
-            file=log.file,
-            test=log.test or None,
-            ranks=len(log.ranks),
-            average_bytes_per_s=log.average_gb_s * GB,
-            rows=[
-                SizePart(
-                    bytes=row.size_bytes,
-                    out_of_place=_half_part(row.out_of_place),
-                    in_place=_half_part(row.in_place),
-                )
-                for row in log.rows
-            ],
-        )
-    if isinstance(log, MatrixLog):
-        tests = [
-            MatrixPart(
-                name=test.name,
-                status=test.status,
-                unit=test.unit,
-                rows=list(test.rows),
-                columns=list(test.columns),
-                cells=[list(row) for row in test.cells],
-                sum=test.total,
+def _log_part(log: Log) -> LogPart:  # noqa: PLR0911 (one a program)
+    match log:
+        case NcclLog():
+            return NcclPart.of(log, ranks=len(log.ranks))
+        case MatrixLog():
+            return NvbandwidthPart.of(log)
+        case CopyLog():
+            return CopyPart.of(log, bytes_per_s={name: rate * GB for name, rate in log.rates_gb_s})
+        case Topology():
+            return TopologyPart.of(
+                log, joins=[JoinPart(devices=[*pair], join=how) for pair, how in log.joins.items()]
             )
-            for test in log.tests
-        ]
-        return NvbandwidthPart(file=log.file, tests=tests)
-    if isinstance(log, CopyLog):
-        rates = {name: rate * GB for name, rate in log.rates_gb_s}
-        return CopyPart(file=log.file, bytes_per_s=rates)
-    if isinstance(log, Topology):
-        joins = [JoinPart(devices=list(pair), join=how) for pair, how in log.joins.items()]
-        return TopologyPart(file=log.file, joins=joins)
-    if isinstance(log, CounterLog | NvlinkErrors | MessageLog):
-        return _of_a_job(log)
-    devices = [
-        DevicePart(
-            device=index,
-            name=name,
-            links_bytes_per_s=[None if rate is None else rate * GB for rate in links],
-        )
-        for index, name, links in log.devices
-    ]
-    return NvlinkPart(file=log.file, devices=devices)
-
-
-def _of_a_job(log: CounterLog | NvlinkErrors | MessageLog) -> LogPart:
-    if isinstance(log, MessageLog):
-        return MessagesPart(
-            file=log.file,
-            recorder=log.program,
-            hops=[
-                MessageHopPart(
+        case MessageLog():
+            hops = [
+                MessageHopPart.of(
+                    row,
                     from_rank=row.hop[0],
                     to_rank=row.hop[1],
                     seen_by="sender" if row.sent else "receiver",
-                    messages=row.messages,
-                    bytes=row.size_bytes,
-                    median_s=row.time_ns / NS_PER_S,
                 )
                 for row in log.hops
-            ],
-        )
-    if isinstance(log, CounterLog):
-        rose = [
-            CounterPart(
-                name=counter.name,
-                host=counter.host or None,
-                device=counter.device or None,
-                increase=counter.increase,
-                intervals=counter.intervals,
-                risen_intervals=counter.risen,
-            )
-            for counter in log.counters
-        ]
-        return PrometheusPart(file=log.file, counters=rose)
-    counters = [
-        LinkErrorsPart(device=index, name=name, link=link, kind=kind, errors=errors)
-        for index, name, found in log.devices
-        for link, kind, errors in found
-    ]
-    return NvlinkErrorsPart(file=log.file, counters=counters)
-
-
-def _half_part(half: Half | None) -> HalfPart | None:
-    if half is None:
-        return None
-    return HalfPart(
-        time_s=half.time_us / 1e6,
-        algbw_bytes_per_s=half.algbw_gb_s * GB,
-        busbw_bytes_per_s=half.busbw_gb_s * GB,
-        wrong=half.wrong,
-        host_time=half.host_time,
-        iterations=dict(half.iterations),
-    )
+            ]
+            return MessagesPart.of(log, hops=hops)
+        case CounterLog():
+            return PrometheusPart.of(log)
+        case NvlinkErrors():
+            counters = [
+                LinkErrorsPart(device=index, name=name, link=link, kind=kind, errors=errors)
+                for index, name, every in log.devices
+                for link, kind, errors in every
+            ]
+            return NvlinkErrorsPart.of(log, counters=counters)
+        case NvlinkStatus():
+            rates = [
+                DevicePart(
+                    device=index,
+                    name=name,
+                    links_bytes_per_s=[None if rate is None else rate * GB for rate in links],
+                )
+                for index, name, links in log.devices
+            ]
+            return NvlinkPart.of(log, devices=rates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import ClassVar
 
 import msgspec
 
@@ -13,7 +13,6 @@ from debubble.answers.ledger import say_cause
 from debubble.errors import Code
 from debubble.ledger.hop_health import HopHealth, LinkHealth
 from debubble.ledger.verdict import LITTLE, MATTERS
-from debubble.links.hop_times import Spread
 from debubble.links.judge import Verdict
 from debubble.links.wiring import SCHEMA
 from debubble.timeline.transfers import HopFigures
@@ -21,7 +20,9 @@ from debubble.units import counted, show_bytes, show_duration, show_percent, sho
 
 
 class SpreadPart(Part, frozen=True, kw_only=True):
-    """The middle and the slow end of some times."""
+    """The median and the slow end of some times."""
+
+    paths: ClassVar = {"median": "median_ns", "p95": "p95_ns", "n": "count"}
 
     median: float | None
     p95: float | None
@@ -31,12 +32,16 @@ class SpreadPart(Part, frozen=True, kw_only=True):
 class WaitPart(Part, frozen=True, kw_only=True):
     """How long receivers waited."""
 
+    paths: ClassVar = {"median": "wait_ns", "p95": "wait_p95_ns"}
+
     median: float
     p95: float
 
 
 class HopPart(Part, frozen=True, kw_only=True):
     """One direction between two ranks: the same in `find`, `links` and `plan`."""
+
+    paths: ClassVar = {"from_rank": "source", "to_rank": "destination", "wait_s": ".", "n": "count"}
 
     from_rank: int
     to_rank: int
@@ -58,6 +63,21 @@ class HopPart(Part, frozen=True, kw_only=True):
 
 class LinkPart(HopPart, frozen=True, kw_only=True):
     """The same, with all that is known of its wire."""
+
+    paths: ClassVar = {
+        "one_message_s": "times.alone_ns",
+        "one_message_bytes_per_s": "times.bytes_per_s",
+        "waited_n": "times.waited",
+        "one_way_s": "times.one_way",
+        "both_ways_s": "times.both_ways",
+        "alpha_s": "times.fit.latency_ns",
+        "beta_bytes_per_s": "times.fit.bytes_per_s",
+        "fit_error_fraction": "times.fit.worst_error",
+        "class_": "wire.name",
+        "class_stated": "wire_stated",
+        "against": "judgement.against",
+        "why": "judgement.why",
+    }
 
     one_message_s: float | None
     one_message_bytes_per_s: float | None
@@ -84,6 +104,8 @@ class RankWires(Part, frozen=True, kw_only=True):
 
 class AlikePart(Part, frozen=True, kw_only=True):
     """What hops do that differ from each other by nothing."""
+
+    paths: ClassVar = {"share_of": "of_wires"}
 
     hops: int
     bytes_per_s: float | None
@@ -133,15 +155,12 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
         batch_latency_s=seconds(links.batch_latency_ns),
         cost_is_upper_bound=links.shared,
         slow_cost_per_batch_s=seconds(links.slow_cost_ns),
-        hops=[_link_part(health) for health in links.hops],
+        hops=[
+            LinkPart.of(health, **msgspec.structs.asdict(_hop_part(health.times.figures, health)))
+            for health in links.hops
+        ],
         ranks=_ranks_of(links),
-        alike=AlikePart(
-            hops=links.alike.hops,
-            bytes_per_s=links.alike.bytes_per_s,
-            share_of=links.alike.of_wires,
-        )
-        if links.alike
-        else None,
+        alike=AlikePart.of(links.alike) if links.alike else None,
         commands=list(links.commands),
         findings=[
             *(f"H{_say_hop(health, links)[1:]}" for health in _after_the_verdict(links)),
@@ -155,58 +174,26 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
 def hop_parts(analysis: Analysis) -> list[HopPart]:
     """Return the hops as `find` lists them."""
     return [
-        HopPart(**_hop_fields(hop, analysis.links.of((hop.source, hop.destination))))
+        _hop_part(hop, analysis.links.of((hop.source, hop.destination)))
         for hop in analysis.pipeline.hops
     ]
 
 
-def _hop_fields(hop: HopFigures, health: HopHealth | None) -> dict[str, Any]:
-    alone = len(hop.stages) == 1
-    return {
-        "from_rank": hop.source,
-        "to_rank": hop.destination,
-        "from_stage": hop.stages[0][0] if alone else None,
-        "to_stage": hop.stages[0][1] if alone else None,
-        "stages": [list(pair) for pair in hop.stages],
-        "bytes": hop.message_bytes if hop.message_bytes >= 0 else None,
-        "wire_s": SpreadPart(
-            median=seconds(hop.wire_ns), p95=seconds(hop.wire_p95_ns), n=hop.wires
-        ),
-        "wait_s": WaitPart(median=seconds(hop.wait_ns) or 0.0, p95=seconds(hop.wait_p95_ns) or 0.0),
-        "n": hop.count,
-        "buffered_fraction": hop.buffered_fraction,
-        "bytes_per_s": hop.bytes_per_s,
-        "expected_bytes_per_s": health.expected_bytes_per_s if health else None,
-        "times_expected": health.judgement.times if health else None,
-        "verdict": str(health.judgement.verdict) if health else None,
-        "times": health.judgement.times if health else None,
-        "cost_per_batch_s": seconds(health.cost_ns) if health else None,
-    }
-
-
-def _link_part(health: HopHealth) -> LinkPart:
-    times, fit = health.times, health.times.fit
-    return LinkPart(
-        **_hop_fields(times.figures, health),
-        one_message_s=seconds(times.alone_ns),
-        one_message_bytes_per_s=times.bytes_per_s,
-        waited_n=times.waited,
-        one_way_s=_spread(times.one_way),
-        both_ways_s=_spread(times.both_ways),
-        alpha_s=seconds(fit.latency_ns) if fit else None,
-        beta_bytes_per_s=fit.bytes_per_s if fit else None,
-        fit_error_fraction=fit.worst_error if fit else None,
-        class_=health.wire.name if health.wire else None,
-        class_stated=health.wire_stated,
-        against=health.judgement.against,
-        why=health.judgement.why,
+def _hop_part(hop: HopFigures, health: HopHealth | None) -> HopPart:
+    """Return what was measured of a hop, and how it was judged."""
+    from_stage, to_stage = hop.stages[0] if len(hop.stages) == 1 else (None, None)
+    return HopPart.of(
+        hop,
+        from_stage=from_stage,
+        to_stage=to_stage,
+        bytes=hop.message_bytes if hop.message_bytes >= 0 else None,
+        wire_s=SpreadPart(median=seconds(hop.wire_ns), p95=seconds(hop.wire_p95_ns), n=hop.wires),
+        expected_bytes_per_s=health.expected_bytes_per_s if health else None,
+        times_expected=health.judgement.times if health else None,
+        verdict=str(health.judgement.verdict) if health else None,
+        times=health.judgement.times if health else None,
+        cost_per_batch_s=seconds(health.cost_ns) if health else None,
     )
-
-
-def _spread(spread: Spread | None) -> SpreadPart | None:
-    if spread is None:
-        return None
-    return SpreadPart(median=seconds(spread.median_ns), p95=seconds(spread.p95_ns), n=spread.count)
 
 
 def _ranks_of(links: LinkHealth) -> list[RankWires]:

@@ -6,15 +6,24 @@ to mind. So `find` shows the two rows that `plan` has of it, from the same simul
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from debubble.answers.base import Part
 from debubble.answers.change import IntervalPart, describe_refused
 from debubble.plan.change import Hold
 from debubble.plan.plan import PricedLever
-from debubble.units import NS_PER_S
 
 
 class MicrobatchesPart(Part, frozen=True, kw_only=True):
     """Another number of microbatches, as `plan` predicts it."""
+
+    paths: ClassVar = {
+        "microbatches": "change.microbatches",
+        "hold": "change.hold",
+        "batch_latency_s": "window_ns",
+        "interval": ".",
+        "throughput_gain_fraction": "throughput_gain",
+    }
 
     microbatches: int
     hold: Hold
@@ -39,17 +48,8 @@ def answer_more_microbatches(priced: PricedLever) -> MoreMicrobatchesPart:
     """Return what twice the microbatches would do."""
     return MoreMicrobatchesPart(
         options=[
-            MicrobatchesPart(
-                microbatches=option.change.microbatches or 0,
-                hold=option.change.hold,
-                batch_latency_s=option.window_ns / NS_PER_S,
-                interval=IntervalPart(
-                    batch_latency_s=[option.low_ns / NS_PER_S, option.high_ns / NS_PER_S],
-                    throughput_gain_fraction=[option.throughput_low, option.throughput_high],
-                ),
-                bubble_fraction=option.bubble_fraction,
-                throughput_gain_fraction=option.throughput_gain,
-                changes_training=option.change.grows_batch and priced.trains,
+            MicrobatchesPart.of(
+                option, changes_training=option.change.grows_batch and priced.trains
             )
             for option in priced.options
         ],

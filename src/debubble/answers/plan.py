@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from debubble.analysis import Analysis
-from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
+from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.answers.change import (
     ChangePart,
     IntervalPart,
@@ -15,7 +16,6 @@ from debubble.answers.change import (
     Tokens,
     answer_order,
     answer_profiler,
-    change_part,
     describe,
     describe_refused,
     headroom_bytes,
@@ -31,7 +31,6 @@ from debubble.answers.context_length import (
     PlanNumbers,
     answer_cache,
     answer_length,
-    numbers_of,
     say_cache,
     say_length,
 )
@@ -80,6 +79,13 @@ ANY = "any"
 class BaselinePart(Part, frozen=True, kw_only=True):
     """The run as it is."""
 
+    paths: ClassVar = {
+        "split": "source.split",
+        "microbatches": "source.microbatches",
+        "limit_bytes": "limits",
+        "per_microbatch_bytes": "ranks.memory.per_microbatch_bytes",
+    }
+
     schedule: str
     split: list[int] | None
     numbers: PlanNumbers
@@ -101,12 +107,22 @@ class BaselinePart(Part, frozen=True, kw_only=True):
 class LinkRepair(Part, frozen=True, kw_only=True):
     """What is known of a slow link; `find` replays, which is another question."""
 
+    paths: ClassVar = {"replay_saved_s": "replayed_ns"}
+
     times_expected: float
     replay_saved_s: float | None
 
 
 class OptionPart(Part, frozen=True, kw_only=True):
     """One thing to do."""
+
+    paths: ClassVar = {
+        "numbers": ".",
+        "interval": ".",
+        "headroom_bytes": "headroom.bytes",
+        "latency_gain_fraction": "latency_gain",
+        "throughput_gain_fraction": "throughput_gain",
+    }
 
     lever: str
     change: ChangePart
@@ -347,9 +363,8 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         verdict = f"{_begin(bottleneck)}."
     return PlanAnswer(
         basis=basis,
-        baseline=BaselinePart(
-            schedule=base.schedule,
-            split=list(base.source.split) if base.source.split else None,
+        baseline=BaselinePart.of(
+            base,
             numbers=PlanNumbers(
                 bubble_fraction=base.source.bubble_fraction,
                 batch_latency_s=base.window_ns / NS_PER_S,
@@ -358,14 +373,8 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
                 * NS_PER_S
                 / (base.window_ns + base.outside_ns),
             ),
-            framework=base.framework,
-            microbatches=base.source.microbatches,
-            limit_bytes=[None if limit is None else round(limit) for limit in base.limits],
             predicted_peak_bytes=peak_bytes(now),
             headroom_bytes=headroom_bytes(now),
-            per_microbatch_bytes=[
-                rank.memory.per_microbatch_bytes if rank.memory else None for rank in base.ranks
-            ],
             embedding_layers=ends[0],
             head_layers=ends[1],
             without_profiler=without_profiler,
@@ -377,12 +386,8 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         planned_for=plan.framework,
         left_out=_left_out(plan),
         lower_bound_s=partition.lower_bound_s if partition else None,
-        quickest_split=SplitPart(split=list(partition.split), exact=partition.exact)
-        if partition
-        else None,
-        overlap=OverlapPart(slowdown=overlap.slowdown, break_even=overlap.break_even)
-        if overlap
-        else None,
+        quickest_split=SplitPart.of(partition) if partition else None,
+        overlap=OverlapPart.of(overlap) if overlap else None,
         context_length=answer_length(plan, length, tokens) if length else None,
         kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
         order=answer_order(plan, plan.ordered) if plan.ordered else None,
@@ -403,41 +408,20 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: R
             apply[framework] = emit(framework, option.change, plan.baseline.setting)
         except UsageError:
             continue
-    return OptionPart(
-        lever=option.lever,
-        change=change_part(option.change),
+    return OptionPart.of(
+        option,
         words=describe(option.change),
-        numbers=numbers_of(option),
-        interval=IntervalPart(
-            batch_latency_s=[option.low_ns / NS_PER_S, option.high_ns / NS_PER_S],
-            throughput_gain_fraction=[option.throughput_low, option.throughput_high],
-        ),
-        fits_memory=option.fits_memory,
-        headroom_bytes=headroom_bytes(option.headroom),
-        by_replay=option.by_replay,
-        latency_gain_fraction=option.latency_gain,
-        throughput_gain_fraction=option.throughput_gain,
         worth=rates.worth_of_gain(option.throughput_gain),
         changes_training=plan.changes_training(option),
         recommended=option in plan.recommended,
         advice=plan.advice(option),
-        link=None
-        if repair is None
-        else LinkRepair(
-            times_expected=repair.times_expected, replay_saved_s=seconds(repair.replayed_ns)
-        ),
-        assumptions=list(option.assumptions),
+        link=repair and LinkRepair.of(repair),
         apply=apply,
     )
 
 
 def _refused_part(refused: Refusal) -> RefusedPart:
-    return RefusedPart(
-        lever=refused.lever,
-        change=change_part(refused.change),
-        words=describe_refused(refused),
-        reason=refused.reason,
-    )
+    return RefusedPart.of(refused, words=describe_refused(refused))
 
 
 def _left_out(plan: Plan) -> LeftOutPart | None:

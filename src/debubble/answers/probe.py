@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from debubble.answers.base import Answer, AnswerWarning, Part
 from debubble.probe.pipeline import Pipelines, SimulatedPipeline
@@ -35,6 +36,15 @@ class WirePart(Part, frozen=True, kw_only=True):
 
 class PipelinePart(Part, frozen=True, kw_only=True):
     """One pipeline, as simulated."""
+
+    paths: ClassVar = {
+        "stages": "setting.stages",
+        "schedule": "setting.schedule",
+        "microbatches": "setting.microbatches",
+        "tokens": "setting.tokens",
+        "batch_latency_s": "window_ns",
+        "peak_memory_bytes": "peak_bytes",
+    }
 
     stages: int
     """Ranks of it."""
@@ -81,13 +91,10 @@ def answer_probe(
     written: Sequence[str],
 ) -> ProbeAnswer:
     """Put what was timed and what was simulated into one answer."""
-    probe, wire = pipelines.probe, pipelines.wire
+    probe = pipelines.probe
     limit = limit_bytes if limit_bytes is not None else probe.device_bytes
-    return ProbeAnswer(
-        model=probe.model,
-        device=probe.device,
-        layers=probe.layers,
-        trains=probe.trains,
+    return ProbeAnswer.of(
+        probe,
         parts=[
             TimedPart(
                 part=part,
@@ -104,24 +111,11 @@ def answer_probe(
             if costs.passes[part]["F"] > 0
         ],
         slowed_by_each=probe.slope,
-        wire=WirePart(
-            latency_s=wire.latency_ns / NS_PER_S,
-            bytes_per_s=wire.bytes_per_s,
-            both_ways=wire.both_ways,
-            told_by=wire.told_by,
-        ),
+        wire=WirePart.of(pipelines.wire),
         memory_limit_bytes=limit,
         pipelines=[
-            PipelinePart(
-                stages=pipeline.setting.stages,
-                schedule=pipeline.setting.schedule,
-                microbatches=pipeline.setting.microbatches,
-                tokens=pipeline.setting.tokens,
-                split=list(pipeline.split),
-                batch_latency_s=pipeline.window_ns / NS_PER_S,
-                bubble_fraction=pipeline.bubble_fraction,
-                tokens_per_s=pipeline.tokens_per_s,
-                peak_memory_bytes=list(pipeline.peak_bytes),
+            PipelinePart.of(
+                pipeline,
                 fits_memory=None if limit is None else max(pipeline.peak_bytes) <= limit,
             )
             for pipeline in found

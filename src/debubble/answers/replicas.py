@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from debubble.answers.base import Part, seconds
+from typing import ClassVar
+
+from debubble.answers.base import Part
 from debubble.timeline.replicas import UNDECIDED, Difference, Replica, ReplicaFigures
-from debubble.units import NS_PER_S, counted, show_duration, show_members, show_percent, show_ranks
+from debubble.units import counted, show_duration, show_members, show_percent, show_ranks
 
 
 class ReplicaPart(Part, frozen=True, kw_only=True):
     """One replica."""
+
+    paths: ClassVar = {"last_steps": "last"}
 
     replica: int
     pipelines: list[int]
@@ -34,6 +38,8 @@ class DifferencePart(Part, frozen=True, kw_only=True):
 class ReplicasPart(Part, frozen=True, kw_only=True):
     """What replicas wait for each other."""
 
+    paths: ClassVar = {"missing_ranks": "absent"}
+
     verdict: str
     slowest: int | None
     saved_s: float | None
@@ -51,38 +57,12 @@ class ReplicasPart(Part, frozen=True, kw_only=True):
 def answer_replicas(found: ReplicaFigures) -> ReplicasPart:
     """Return which replica drags the others, why, and what that costs."""
     why = found.why
-    return ReplicasPart(
-        verdict=found.verdict,
-        slowest=found.slowest,
-        saved_s=seconds(found.saved_ns),
-        saved_fraction=found.saved_fraction,
-        waited_s=found.waited_ns / NS_PER_S,
-        waited_fraction=found.waited_fraction,
-        why=None
-        if why is None
-        else DifferencePart(
-            what=why.what,
-            stage=why.stage,
-            from_rank=why.hop[0] if why.hop else None,
-            to_rank=why.hop[1] if why.hop else None,
-            outside=why.outside,
-            here_s=why.here_ns / NS_PER_S,
-            elsewhere_s=why.elsewhere_ns / NS_PER_S,
-            step_s=why.step_ns / NS_PER_S,
-        ),
-        steps=list(found.steps),
-        missing_ranks=list(found.absent),
-        end_spread_s=found.end_spread_ns / NS_PER_S,
+    from_rank, to_rank = why.hop if why and why.hop else (None, None)
+    return ReplicasPart.of(
+        found,
+        why=why and DifferencePart.of(why, from_rank=from_rank, to_rank=to_rank),
         replicas=[
-            ReplicaPart(
-                replica=number,
-                pipelines=list(replica.pipelines),
-                ranks=list(replica.ranks),
-                late_s=seconds(replica.late_ns),
-                last_steps=replica.last,
-                waited_s=replica.waited_ns / NS_PER_S,
-            )
-            for number, replica in enumerate(found.replicas)
+            ReplicaPart.of(replica, replica=number) for number, replica in enumerate(found.replicas)
         ],
         sentence=_say_replicas(found),
     )

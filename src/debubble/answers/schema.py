@@ -11,16 +11,6 @@ from pathlib import Path
 import msgspec
 
 from debubble.answers.base import Answer, ErrorAnswer
-from debubble.answers.brief import (
-    CompareBrief,
-    FindBrief,
-    InspectBrief,
-    LinksBrief,
-    NoPipelineBrief,
-    PlanBrief,
-    ServerPlanBrief,
-    SimulateBrief,
-)
 from debubble.answers.compare import CompareAnswer, HistoryAnswer
 from debubble.answers.find import FindAnswer
 from debubble.answers.inspect import InspectAnswer, NoPipelineAnswer
@@ -48,14 +38,6 @@ ANSWERS: dict[str, type[Answer]] = {
     "history": HistoryAnswer,
     "tune": TuneAnswer,
     "tune-dry-run": DryRunAnswer,
-    "inspect-brief": InspectBrief,
-    "find-brief": FindBrief,
-    "find-no-pipeline-brief": NoPipelineBrief,
-    "links-brief": LinksBrief,
-    "simulate-brief": SimulateBrief,
-    "plan-brief": PlanBrief,
-    "plan-server-brief": ServerPlanBrief,
-    "compare-brief": CompareBrief,
     "error": ErrorAnswer,
 }
 FOLDER = Path(__file__).parent / "schemas"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings
@@ -70,6 +70,8 @@ class TrafficPart(Part, frozen=True, kw_only=True):
 
 class ServerOptionPart(Part, frozen=True, kw_only=True):
     """One change, and what it would do."""
+
+    paths: ClassVar = {"gain_fraction": "gain"}
 
     what: str
     kinds: list[str]
@@ -270,20 +272,17 @@ def _common(
         "misfit_fraction": model.off,
         "profiled": model.profiled,
         "options": [
-            ServerOptionPart(
+            ServerOptionPart.of(
+                option,
                 what=_what(model, option),
-                kinds=list(option.kinds),
                 setting=_setting_part(option.setting, model),
                 traffic=_traffic_part(option.traffic),
                 served=_served_part(option.served, option.traffic),
-                gain_fraction=option.gain,
                 low_fraction=option.low - 1,
                 high_fraction=option.high - 1,
                 tpot_low_s=option.tpot_s[0],
                 tpot_high_s=option.tpot_s[1],
                 worth=rates.worth_of_gain(option.gain),
-                verdict=option.verdict,
-                refused=option.refused,
             )
             for option in options
         ],
@@ -294,33 +293,21 @@ def _common(
 
 def _setting_part(setting: Setting, model: ServerModel) -> SettingPart:
     layers = setting.layers or model.costs.layers
-    return SettingPart(
-        in_flight=setting.in_flight,
-        chunk=setting.chunk,
+    return SettingPart.of(
+        setting,
         layers=list(layers) if layers else None,
-        requests_a_batch=setting.requests_a_batch,
         repaired_hops=[[stage - 1, stage] for stage in setting.repaired],
     )
 
 
 def _traffic_part(traffic: Traffic) -> TrafficPart:
-    return TrafficPart(
-        clients=traffic.clients,
-        prompts=[[float(length), share] for length, share in traffic.prompts],
-        output=traffic.output,
-    )
+    prompts = [[float(length), share] for length, share in traffic.prompts]
+    return TrafficPart.of(traffic, prompts=prompts)
 
 
 def _served_part(served: ServerRates, traffic: Traffic) -> ServedPart:
-    prompts = traffic.prompt > 0
-    return ServedPart(
-        batches_per_s=served.batches_per_s,
-        tokens_out_per_s=served.tokens_out_per_s,
-        tokens_in_per_s=served.tokens_in_per_s,
-        ttft_s=served.ttft_s if prompts else None,
-        tpot_s=served.tpot_s,
-        kv_tokens=served.kv_tokens if prompts else None,
-    )
+    of_prompts = {} if traffic.prompt > 0 else {"ttft_s": None, "kv_tokens": None}
+    return ServedPart.of(served, **of_prompts)
 
 
 def _what(model: ServerModel, option: ServerOption) -> str:

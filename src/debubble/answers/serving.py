@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from debubble.analysis import Analysis
@@ -12,8 +14,8 @@ from debubble.answers.ledger import (
     RankAccount,
     ReplayPart,
     SavingPart,
+    WaitedFor,
     in_seconds,
-    waited_for,
 )
 from debubble.ledger.causes import Cause
 from debubble.ledger.verdict import MATTERS
@@ -58,6 +60,8 @@ class HostPart(Part, frozen=True, kw_only=True):
 
 class SchedulerPart(Part, frozen=True, kw_only=True):
     """The turns of an engine's scheduler, as its labels tell them."""
+
+    paths: ClassVar = {"empty_fraction": "empty_turns"}
 
     engine: str
     turns_out: int
@@ -115,17 +119,7 @@ def answer_hosts(analysis: Analysis) -> list[HostPart]:
     """Return what hosts do with the time of a batch; nothing where no label tells their turns."""
     if analysis.stream is None:
         return []
-    return [
-        HostPart(
-            rank=host.rank,
-            launching_s=host.launching_ns / NS_PER_S,
-            handing_over_s=host.handing_over_ns / NS_PER_S,
-            receiving_s=host.receiving_ns / NS_PER_S,
-            kept_s=host.kept_ns / NS_PER_S,
-            rest_s=host.rest_ns / NS_PER_S,
-        )
-        for host in measure_hosts(analysis.stream.batches, analysis.traces)
-    ]
+    return [HostPart.of(host) for host in measure_hosts(analysis.stream.batches, analysis.traces)]
 
 
 def answer_scheduler(analysis: Analysis) -> SchedulerPart | None:
@@ -134,11 +128,9 @@ def answer_scheduler(analysis: Analysis) -> SchedulerPart | None:
     if account is None or stream is None or stream.turns_out is None:
         return None
     batches, engine = account.batches, account.batches.ranks[0].parallelism.framework
-    return SchedulerPart(
+    return SchedulerPart.of(
+        stream,
         engine=engine or "",
-        turns_out=stream.turns_out,
-        empty_fraction=stream.empty_turns,
-        on_device=stream.on_device,
         requests=list(batches.round),
         starved=batches.starved,
         notes=_engine_notes(analysis, account),
@@ -193,14 +185,7 @@ def answer_profiler(analysis: Analysis) -> ProfilerPart | None:
     around = notes.around if notes else None
     if notes is None or around is None:
         return None
-    return ProfilerPart(
-        slowdown=notes.slowdown,
-        tokens_out_per_s=around.tokens_out_per_s,
-        tokens_in_per_s=around.tokens_in_per_s,
-        tpot_s=around.tpot_s,
-        ttft_s=around.ttft_s,
-        requests_running=around.requests_running,
-    )
+    return ProfilerPart.of(around, slowdown=notes.slowdown)
 
 
 def answer_stream(account: StreamAccount) -> AccountPart:
@@ -213,11 +198,10 @@ def answer_stream(account: StreamAccount) -> AccountPart:
         middle_steps=[],
         causes=in_seconds(account.causes()),
         shares={str(cause): share for cause, share in account.shares().items()},
-        culprits=[waited_for(culprit) for culprit in worst.values()],
+        culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
         ranks=[
-            RankAccount(
-                rank=rank.rank,
-                stages=list(rank.stages),
+            RankAccount.of(
+                rank,
                 causes=in_seconds(account.causes(place)),
                 shares={str(cause): share for cause, share in account.shares(place).items()},
                 culprits=[],
@@ -231,13 +215,7 @@ def answer_stream(account: StreamAccount) -> AccountPart:
 def answer_stream_savings(account: StreamAccount) -> list[SavingPart]:
     """Return what putting each cause right would buy: of the time a batch takes in turn."""
     return [
-        SavingPart(
-            cause=str(saving.cause),
-            causes=[str(saving.cause)],
-            batch_latency_s=saving.turn_ns / NS_PER_S,
-            saved_s=saving.saved_ns / NS_PER_S,
-            saved_fraction=saving.saved_fraction,
-        )
+        SavingPart.of(saving, causes=[str(saving.cause)], batch_latency_s=saving.turn_ns / NS_PER_S)
         for saving in account.savings
     ]
 
@@ -270,12 +248,11 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
     savings = sorted(account.savings, key=weight)
     names = [rank.rank for rank in account.batches.ranks]
     return [
-        NamedCause(
-            cause=str(saving.cause),
+        NamedCause.of(
+            saving,
+            saved_s=saving.saved_ns / NS_PER_S,
             rank=None if saving.culprit is None else names[saving.culprit],
             stage=saving.culprit,
-            hop=list(saving.hop) if saving.hop else None,
-            saved_s=saving.saved_ns / NS_PER_S,
             culprit_saved_s=None,
             sentence=_say(analysis, account, saving),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from math import expm1
+from typing import ClassVar
 
 from debubble.analysis import Analysis
 from debubble.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
@@ -14,7 +15,6 @@ from debubble.answers.change import (
     ProfilerPart,
     Tokens,
     answer_profiler,
-    change_part,
     describe,
     headroom_bytes,
     peak_bytes,
@@ -87,6 +87,8 @@ class SimulatedNumbers(Part, frozen=True, kw_only=True):
 
 class MeasuredPart(Part, frozen=True, kw_only=True):
     """The run as it was, which it is held against."""
+
+    paths: ClassVar = {"peak_memory_bytes": "ranks.peak_memory_bytes"}
 
     bubble_fraction: float | None
     batch_latency_s: float
@@ -215,7 +217,7 @@ def answer_simulate(
             transfer=None,
             split=list(asked.split) if asked.split else None,
             tokens=None if tokens is None else tokens * scale,
-            change=change_part(asked.change, request.hops),
+            change=ChangePart.of(asked.change, hops=[*request.hops] or None),
             changes_nothing=asked.changes_nothing,
             microbatch_scale=scale,
         ),
@@ -233,11 +235,10 @@ def answer_simulate(
         interval=IntervalPart(
             batch_latency_s=[option.low_ns / NS_PER_S, option.high_ns / NS_PER_S]
         ),
-        measured=MeasuredPart(
-            bubble_fraction=measured.bubble_fraction,
+        measured=MeasuredPart.of(
+            measured,
             batch_latency_s=baseline.window_ns / NS_PER_S,
             step_time_s=seconds(analysis.basis.step_time_ns),
-            peak_memory_bytes=[rank.peak_memory_bytes for rank in measured.ranks],
             microbatches_per_s=rate,
             tokens_per_s=None if tokens is None else rate * tokens,
             theory=TheoryPart(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from debubble.answers.base import Answer, AnswerWarning, Part
-from debubble.answers.change import ChangePart, IntervalPart, change_part
+from debubble.answers.change import ChangePart, IntervalPart
 from debubble.answers.compare import SidePart, answer_side
 from debubble.tune.journal import Expectation, Run
 from debubble.tune.loop import Tuning
@@ -34,6 +35,11 @@ class SettingPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 class ExpectedPart(Part, frozen=True, kw_only=True):
     """What was predicted of a run."""
 
+    paths: ClassVar = {
+        "throughput_gain_fraction": "gain",
+        "basis": "prediction.basis",
+    }
+
     throughput_gain_fraction: float
     interval: IntervalPart
     batch_latency_s: float
@@ -46,6 +52,12 @@ class ExpectedPart(Part, frozen=True, kw_only=True):
 
 class RunPart(Part, frozen=True, kw_only=True):
     """One run of the command, and what came of it."""
+
+    paths: ClassVar = {
+        "run": "number",
+        "message": "outcome.message",
+        "seconds": "outcome.seconds",
+    }
 
     run: int
     setting: SettingPart
@@ -70,6 +82,11 @@ class RefusedOption(Part, frozen=True, kw_only=True):
 
 class UntoldOption(Part, frozen=True, kw_only=True):
     """An option that would gain, and that the command cannot be told."""
+
+    paths: ClassVar = {
+        "change": "option.change",
+        "throughput_gain_fraction": "option.throughput_gain",
+    }
 
     lever: str
     change: ChangePart
@@ -125,28 +142,16 @@ def answer_tune(tuned: Tuning) -> TuneAnswer:
     return TuneAnswer(
         basis=standing.basis,
         command=list(tuned.bench.template.words),
-        now=_setting_part(standing.now),
-        winner=None if winner is None else _setting_part(winner),
+        now=SettingPart.of(standing.now),
+        winner=None if winner is None else SettingPart.of(winner),
         winner_command=list(tuned.command),
         throughput_gain_fraction=None if winner is None else standing.gain_of(winner),
         expected=None if winner is None else _expected_part(last_expected(tuned, winner)),
         verdict=None if compared is None else compared.verdict.value,
         confidence=None if compared is None else compared.confidence.value,
         runs=[_run_part(tuned, run) for run in standing.runs],
-        refused=[
-            RefusedOption(
-                lever=option.lever, change=change_part(option.change), reason=option.reason
-            )
-            for option in tuned.prospects.refused
-        ],
-        not_tellable=[
-            UntoldOption(
-                lever=untold.lever,
-                change=change_part(untold.option.change),
-                throughput_gain_fraction=untold.option.throughput_gain,
-            )
-            for untold in tuned.prospects.untellable
-        ],
+        refused=[RefusedOption.of(option) for option in tuned.prospects.refused],
+        not_tellable=[UntoldOption.of(untold) for untold in tuned.prospects.untellable],
         stopped=tuned.stop.why,
         budget_spent=tuned.stop.spent,
         records=str(tuned.bench.folder),
@@ -164,7 +169,7 @@ def answer_dry_run(
         first=list(commands[0][1]),
         tries=[
             TryPart(
-                setting=_setting_part(prospect.setting),
+                setting=SettingPart.of(prospect.setting),
                 command=list(words),
                 expected=_expected_part(prospect.expected),
             )
@@ -204,43 +209,25 @@ def last_expected(tuned: Tuning, setting: Setting) -> Expectation | None:
     return found[-1] if found else None
 
 
-def _setting_part(setting: Setting) -> SettingPart:
-    return SettingPart.of(
-        setting,
-        split=None if setting.split is None else list(setting.split),
-        layers=None if setting.layers is None else list(setting.layers),
-    )
-
-
 def _expected_part(expected: Expectation | None) -> ExpectedPart | None:
-    return None if expected is None else _predicted_part(expected)
-
-
-def _predicted_part(expected: Expectation) -> ExpectedPart:
-    peaks, kept = expected.peak_memory_bytes, expected.prediction
-    return ExpectedPart(
-        throughput_gain_fraction=expected.gain,
-        basis=None if kept is None else str(kept.basis),
+    if expected is None:
+        return None
+    kept = expected.prediction
+    return ExpectedPart.of(
+        expected,
         interval=IntervalPart(
             throughput_gain_fraction=[expected.low, expected.high],
             batch_latency_s=None if kept is None else [kept.low_s, kept.high_s],
         ),
-        batch_latency_s=expected.batch_latency_s,
-        peak_memory_bytes=None if peaks is None else list(peaks),
-        changes_training=expected.changes_training,
     )
 
 
 def _run_part(tuned: Tuning, run: Run) -> RunPart:
     measurement = run.outcome.measurement
     folder = tuned.bench.folder_of(run.number)
-    return RunPart(
-        run=run.number,
-        setting=_setting_part(run.setting),
-        why=run.why,
+    return RunPart.of(
+        run,
         outcome=run.outcome.kind.value,
-        message=run.outcome.message or None,
-        seconds=run.outcome.seconds,
         measured=None if measurement is None else answer_side(measurement, tuned.standing.basis),
         throughput_gain_fraction=None if measurement is None else tuned.standing.gain_of_run(run),
         expected=_expected_part(run.expected),

@@ -216,12 +216,13 @@ def print_answer(
     if manners.as_json and manners.markdown:
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if manners.as_json:
+        data = answer.to_dict() if isinstance(answer, Answer) else answer
         if manners.as_json == "brief" and isinstance(answer, Answer):
             # It knows the answers of all verbs, and all that they know.
             from debubble.answers.brief import brief_of  # noqa: PLC0415
 
-            answer = brief_of(answer, _commands_for_programs(page.next_command))
-        click.echo(answer.to_json() if isinstance(answer, Answer) else json_text(answer))
+            data = brief_of(answer, _commands_for_programs(page.next_command))
+        click.echo(json_text(data, compact=manners.as_json == "brief"))
         return
     if manners.markdown:
         from debubble.report.text import as_markdown  # noqa: PLC0415

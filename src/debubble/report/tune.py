@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from debubble.answers.base import list_warnings
-from debubble.answers.change import change_part, describe, describe_refused
+from debubble.answers.change import ChangePart, describe, describe_refused
 from debubble.answers.compare import answer_check, answer_compare, say_comparison
 from debubble.answers.find import answer_find
 from debubble.answers.tune import say_tuning
@@ -297,7 +297,7 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
         "schema": SCHEMA,
         "demo": what_it_is,
         "found": _found(made),
-        "change": msgspec.to_builtins(change_part(made.option.change)),
+        "change": msgspec.to_builtins(ChangePart.of(made.option.change)),
         "expected": {
             "batch_latency_s": made.option.window_ns / NS_PER_S,
             "throughput_gain_fraction": made.option.throughput_gain,
