@@ -333,17 +333,6 @@ def test_chunks_in_a_v_are_told_by_the_way_that_microbatches_go(tmp_path):
     assert [rank.stages for rank in timeline.ranks] == [(0, 3), (1, 2)]
 
 
-def test_a_send_that_stood_in_a_queue_was_asked_for_when_its_pass_ended(tmp_path):
-    """Two sends of 20 us, one behind the other: the second's pass was over at 20, it went at 30."""
-    rows = ["0,0,0,0,F,0,10", "0,0,0,1,F,10,10", "0,0,0,2,F,20,10"]
-    rows += ["0,0,0,-1,forward-send,10,20", "0,0,0,-1,forward-send,30,20"]
-    rows += ["0,0,0,-1,forward-send,50,20"]
-    for m in range(3):
-        rows += [f"0,0,1,{m},F,{30 + 20 * m},10", f"0,0,1,-1,forward-recv,{10 + 20 * m},20"]
-    transfers = table(tmp_path, rows).transfers
-    assert transfers.send_issued_ns.tolist() == [10_000, 20_000, 30_000]
-
-
 def test_of_ranks_that_share_a_stage_for_tensor_parallelism_one_is_read(tmp_path):
     header = "step,pp_rank,tp_rank,rank,mb_id,op,start_us,duration_us"
     rows = [

@@ -108,13 +108,6 @@ def test_a_kernel_that_lasts_into_hundreds_of_others_is_left_out_alone():
     assert gap.moves_ns is None or took_ns <= gap.moves_ns <= took_ns + 20 * US
 
 
-def test_a_last_kernel_that_the_host_had_waited_for_is_left_out():
-    trace = recorded()
-    damaged = moved(int(trace.kernels.start_ns.argmax()), 1_000 * MS)
-    assert "after the host had waited" in gap_of(damaged).message
-    assert left_out(damaged) == 1
-
-
 @pytest.mark.parametrize("by_us", [6, 200])
 def test_kernels_that_begin_before_the_one_ahead_has_ended_are_sound(by_us):
     """Programmatic dependent launches; also three in a row, each triggered early."""
@@ -136,26 +129,6 @@ def test_a_device_whose_clock_is_off_all_along_breaks_no_law():
     assert hold_to_laws(with_kernels(trace, start_ns=trace.kernels.start_ns - 30 * MS)).gaps == ()
 
 
-def test_half_a_device_on_another_clock_is_told_and_moves_nobody_knows_what():
-    trace = recorded()
-    start = trace.kernels.start_ns.copy()
-    start[len(start) // 2 :] -= 40 * MS
-    gaps = hold_to_laws(with_kernels(trace, start_ns=start)).gaps
-    assert None in {gap.moves_ns for gap in gaps if gap.code is Code.IMPOSSIBLE}
-
-
-def test_a_synchronisation_of_another_device_tells_nothing():
-    """As the profiler's own, at the end, from a thread whose device is another one."""
-    trace = recorded()
-    waits = [row for row, name in enumerate(trace.names) if name == "cudaDeviceSynchronize"]
-    rows = np.isin(trace.launches.name, waits)
-    assert rows.any()
-    lasts = np.where(rows, US, trace.launches.duration_ns)
-    start = np.where(rows, trace.launches.start_ns - 2 * MS, trace.launches.start_ns)
-    launches = replace(trace.launches, start_ns=start, duration_ns=lasts)
-    assert hold_to_laws(replace(trace, launches=launches)).gaps == ()
-
-
 def test_times_in_whole_microseconds_break_no_law():
     trace = recorded()
     tables = {}
@@ -165,19 +138,6 @@ def test_times_in_whole_microseconds_break_no_law():
         end = (table.start_ns + table.duration_ns) // US * US
         tables[name] = replace(table, start_ns=start, duration_ns=end - start)
     assert hold_to_laws(replace(trace, **tables)).gaps == ()
-
-
-def test_kernels_that_are_written_twice_count_once():
-    trace = recorded()
-    rows = np.sort(np.concatenate((np.arange(len(trace.kernels)), computes(trace)[::7])))
-    names = trace.kernels.__dataclass_fields__
-    twice = replace(trace.kernels, **{name: getattr(trace.kernels, name)[rows] for name in names})
-    number = np.append(np.searchsorted(rows, np.arange(len(trace.kernels))), -1).astype(np.int32)
-    operators = replace(trace.operators, kernel=number[trace.operators.kernel])
-    kept = hold_to_laws(replace(trace, kernels=twice, operators=operators))
-    assert len(kept.kernels) == len(trace.kernels)
-    assert (kept.kernels.start_ns == trace.kernels.start_ns).all()
-    assert kept.gaps[0].moves_ns == 0
 
 
 @pytest.mark.parametrize("lost", ["kernels", "launches"])
@@ -226,19 +186,6 @@ def test_a_total_of_memory_that_nothing_came_to_is_left_out(factor):
     gap = gap_of(damaged)
     assert gap.touches == {Touch.MEMORY}
     assert peak_memory(hold_to_laws(damaged)) == peak_memory(trace)
-
-
-def test_a_group_that_the_rank_is_not_of_is_left_out_with_its_messages():
-    trace = recorded()
-    used = int(np.unique(trace.operators.group[trace.operators.group >= 0])[0])
-    groups = tuple(
-        replace(group, ranks=(7, 8)) if row == used else group
-        for row, group in enumerate(trace.groups)
-    )
-    kept = hold_to_laws(replace(trace, groups=groups))
-    assert not (kept.operators.group == used).any()
-    assert len(kept.kernels) == len(trace.kernels)
-    assert "in a group that it is not of" in kept.gaps[0].message
 
 
 def test_steps_of_one_number_are_left_out():

@@ -8,12 +8,11 @@ that a later version adds are left alone.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -92,127 +91,98 @@ def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     except (OSError, ValueError, ImportError) as error:
         return None, _unreadable(file, f"cannot be read: {error}")
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=str)
     except (ValueError, RecursionError):
         return None, _unreadable(file, "is no whole JSON")
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         return None, _unreadable(file, f"is no sidecar of this version (schema {schema!r})")
-    fields = _Fields(data, "", [])
-    sidecar = _as_sidecar(file, fields)
-    return sidecar, _wrong_fields(file, fields.wrong) if fields.wrong else None
-
-
-def _as_sidecar(file: str, data: _Fields) -> Sidecar:
-    pipeline, workload, memory, steps, power = map(
-        data.part, ("pipeline", "workload", "memory", "steps", "power")
-    )
-    return Sidecar(
+    wrong: list[str] = []
+    sections = {"": data}
+    for name in ("pipeline", "workload", "memory", "steps", "power", "environment", "tags"):
+        sections[name] = _take(data, name, dict[str, Any], wrong) or {}
+    fields: dict[str, Any] = {}
+    for path, kind in _FIELDS.items():
+        section, _, name = path.rpartition(".")
+        fields[path] = _take(sections[section], name, kind, wrong, f"{section}." * bool(section))
+    for name in ("before_s", "profiled_s", "after_s"):  # the others may be missing
+        times = dict(enumerate(sections["steps"].get(name) or ()))
+        amounts = (_take(times, number, _Amount, []) for number in times)
+        fields[f"steps.{name}"] = tuple(time for time in amounts if time)
+    words: dict[str, dict[str, str]] = {"environment": {}, "tags": {}}
+    for name, known in words.items():
+        for key in sections[name]:
+            text_of = _take(sections[name], key, str, wrong, f"{name}.")
+            known.update({} if text_of is None else {key: text_of})
+    steps = {path.removeprefix("steps."): value for path, value in fields.items()
+             if path.startswith("steps.") and value}  # fmt: skip
+    others = {path.rpartition(".")[2]: value for path, value in fields.items()
+              if not path.startswith("steps.") and value is not None}  # fmt: skip
+    power_w = others.pop("draw_w", None) or None
+    sidecar = Sidecar(
         file=file,
-        rank=data.count("rank"),
-        world_size=data.count("world_size"),
-        capture=data.text("capture"),
-        first_step=data.count("first_step"),
-        schedule=pipeline.text("schedule"),
-        microbatches=pipeline.count("microbatches"),
-        stages=pipeline.count("stages"),
-        held_stages=pipeline.counts("held_stages"),
-        split=pipeline.counts("split"),
-        tokens=workload.count("tokens"),
-        context_lengths=workload.counts("context_lengths"),
-        steps=StepTimes(
-            before_s=steps.times("before_s"),
-            profiled_s=steps.times("profiled_s"),
-            after_s=steps.times("after_s"),
-            unprofiled_median_s=steps.amount("unprofiled_median_s"),
-            profiled_median_s=steps.amount("profiled_median_s"),
-            overhead_fraction=steps.number("overhead_fraction"),
-        ),
-        max_allocated_bytes=memory.count("max_allocated_bytes"),
-        max_reserved_bytes=memory.count("max_reserved_bytes"),
-        reserved_bytes=memory.count("reserved_bytes"),
-        free_bytes=memory.count("free_bytes"),
-        total_bytes=memory.count("total_bytes"),
-        power_w=power.amount("draw_w"),
-        environment=data.words("environment"),
-        tags=data.words("tags"),
+        steps=StepTimes(**steps),
+        power_w=power_w,
+        **others,
+        environment=words["environment"],
+        tags=words["tags"],
     )
+    return sidecar, _wrong_fields(file, wrong) if wrong else None
 
 
-class _Fields:
-    """Fields by name, each of the type that it should have, or missing; `wrong` names the rest."""
-
-    def __init__(self, data: dict[str, Any], path: str, wrong: list[str]) -> None:
-        self.data = data
-        self.path = path
-        self.wrong = wrong
-
-    def _take(self, name: str, expected: str, read: Callable[[Any], _Kind | None]) -> _Kind | None:
-        value = self.data.get(name)
-        taken = None if value is None else read(value)
-        if taken is None and value is not None:
-            shown = _SHAPES.get(type(value)) or json.dumps(value)
-            shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
-            self.wrong.append(f"{self.path}{name} is {shown} and should be {expected}")
-        return taken
-
-    def part(self, name: str) -> _Fields:
-        inside = self._take(name, "an object", lambda value: _of(value, dict)) or {}
-        return _Fields(inside, f"{self.path}{name}.", self.wrong)
-
-    def text(self, name: str) -> str | None:
-        return self._take(name, "text", lambda value: _of(value, str))
-
-    def count(self, name: str) -> int | None:
-        return self._take(name, "a whole number from 0", _count)
-
-    def counts(self, name: str) -> tuple[int, ...]:
-        return self._take(name, "a list of whole numbers from 0", _list_of(_count)) or ()
-
-    def number(self, name: str) -> float | None:
-        return self._take(name, "a number", _number)
-
-    def amount(self, name: str) -> float | None:
-        """Return a number above 0; nothing lasts or draws 0."""
-        return self._take(name, "a number from 0", _amount) or None
-
-    def times(self, name: str) -> tuple[float, ...]:
-        """Return the times that are times: each stands for itself, so the others may be missing."""
-        self._take(name, "a list of numbers from 0", _list_of(_amount))
-        times = map(_amount, _of(self.data.get(name), list) or [])
-        return tuple(time for time in times if time)
-
-    def words(self, name: str) -> dict[str, str]:
-        inside = self.part(name)
-        known = ((key, inside.text(key)) for key in inside.data)
-        return {key: value for key, value in known if value is not None}
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+_Amount = Annotated[float, msgspec.Meta(ge=0)]
+# Where each field of a sidecar lies, and its type.
+_FIELDS: dict[str, Any] = {
+    "rank": _Count,
+    "world_size": _Count,
+    "capture": str,
+    "first_step": _Count,
+    "pipeline.schedule": str,
+    "pipeline.microbatches": _Count,
+    "pipeline.stages": _Count,
+    "pipeline.held_stages": tuple[_Count, ...],
+    "pipeline.split": tuple[_Count, ...],
+    "workload.tokens": _Count,
+    "workload.context_lengths": tuple[_Count, ...],
+    "steps.before_s": tuple[_Amount, ...],
+    "steps.profiled_s": tuple[_Amount, ...],
+    "steps.after_s": tuple[_Amount, ...],
+    "steps.unprofiled_median_s": _Amount,
+    "steps.profiled_median_s": _Amount,
+    "steps.overhead_fraction": float,
+    "memory.max_allocated_bytes": _Count,
+    "memory.max_reserved_bytes": _Count,
+    "memory.reserved_bytes": _Count,
+    "memory.free_bytes": _Count,
+    "memory.total_bytes": _Count,
+    "power.draw_w": _Amount,
+}
+_EXPECTED = {
+    _Count: "a whole number from 0",
+    tuple[_Count, ...]: "a list of whole numbers from 0",
+    _Amount: "a number from 0",
+    tuple[_Amount, ...]: "a list of numbers from 0",
+    float: "a number",
+    str: "text",
+    dict[str, Any]: "an object",
+}
 
 
-def _of(value: Any, kind: type[_Kind]) -> _Kind | None:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
-
-
-def _count(value: Any) -> int | None:
-    count = _of(value, int)
-    return count if count is not None and count >= 0 else None
-
-
-def _number(value: Any) -> float | None:
-    fits = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if fits and math.isfinite(value) else None
-
-
-def _amount(value: Any) -> float | None:
-    amount = _number(value)
-    return amount if amount is not None and amount >= 0 else None
-
-
-def _list_of(read: Callable[[Any], _Kind | None]) -> Callable[[Any], tuple[_Kind, ...] | None]:
-    def read_all(values: Any) -> tuple[_Kind, ...] | None:
-        taken = [read(value) for value in values] if isinstance(values, list) else [None]
-        return None if None in taken else tuple(value for value in taken if value is not None)
-
-    return read_all
+def _take(
+    section: Mapping[Any, Any], name: object, kind: Any, wrong: list[str], path: str = ""
+) -> Any:
+    """Return a field of its type; what is of another one is missing, and named in `wrong`."""
+    value = section.get(name)
+    if value is None:
+        return None
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, OverflowError):
+        shown = _SHAPES.get(type(value)) or json.dumps(value)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+        wrong.append(f"{path}{name} is {shown} and should be {_EXPECTED[kind]}")
+        return None
 
 
 def _wrong_fields(file: str, wrong: list[str]) -> Gap:

@@ -39,7 +39,6 @@ Rows = NDArray[np.intp]
 
 _LAUNCHES_KERNEL = re.compile(r"^(?!.*(?:Graph|Multi)).*Launch(?!HostFunc)")
 _CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
-_WAITS_FOR_ALL = re.compile(r"(?:Device|Ctx)Synchronize")
 _NEVER = np.iinfo(np.int64).max
 _AGAIN = "record the rank again; if events were lost, record fewer steps"
 
@@ -47,11 +46,8 @@ _AGAIN = "record the rank again; if events were lost, record fewer steps"
 def hold_to_laws(trace: RankTrace) -> RankTrace:
     """Leave out what breaks a law; what was left out stands among the gaps of the trace."""
     laws: tuple[Callable[[RankTrace], tuple[RankTrace, Gap | None]], ...] = (
-        drop_doubles,
         keep_launch_order,
-        keep_host_order,
         keep_sums_of_memory,
-        keep_own_groups,
         keep_steps_apart,
         doubt_lost_events,
     )
@@ -60,27 +56,6 @@ def hold_to_laws(trace: RankTrace) -> RankTrace:
         trace, gap = law(trace)
         gaps += [replace(gap, file=trace.file, rank=trace.rank)] if gap else []
     return replace(trace, gaps=tuple(gaps))
-
-
-def drop_doubles(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
-    """Leave out kernels that are written twice: a launch runs its kernel once.
-
-        stream 7   ├─ a ─┤├─ b ─┤├─ b ─┤       b twice with one launch: the first stands
-                                               kernels of a graph share a launch, and may be alike
-
-    Nothing of it moves a figure: what is busy twice is busy once.
-    """
-    kernels = trace.kernels
-    single = _calls(trace, _LAUNCHES_KERNEL)
-    rows = np.flatnonzero((kernels.launch >= 0) & (kernels.graph <= 0))
-    rows = rows[single[kernels.launch[rows]]] if len(single) else rows[:0]
-    _, first = np.unique(kernels.launch[rows], return_index=True)
-    left_out = np.zeros(len(kernels), dtype=bool)
-    left_out[np.delete(rows, first)] = True
-    if not left_out.any():
-        return trace, None
-    message = f"{_kernels(left_out)} of a launch that has another one, left out"
-    return _without_kernels(trace, left_out), _broken(message, trace, left_out)
 
 
 def keep_launch_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
@@ -110,45 +85,6 @@ def keep_launch_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
         return trace, None
     message = f"{_kernels(left_out)} in another order than on the host, left out"
     return _without_kernels(trace, left_out), _broken(message, trace, left_out)
-
-
-def keep_host_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
-    """Leave out kernels before their launch, or after the host had waited for them.
-
-        host     launch a              cudaDeviceSynchronize ┤
-        device            ├── a ──┤                             a is between the two, on whatever
-                 ├── a ──┤               ├── a ──┤              clock: one offset fits them all
-
-    A device may run by a clock of its own that is off by the same all along. Calls that wait do so
-    for the thread's device, and no trace names it: they tell where most of them did wait. The last
-    one of a thread is the profiler's own, maybe for another device.
-    """
-    kernels, launches = trace.kernels, trace.launches
-    rows = np.flatnonzero(kernels.launch >= 0)
-    if not len(rows):
-        return trace, None
-    called = launches.start_ns[kernels.launch[rows]]
-    early_ns = called - kernels.start_ns[rows]
-    late_ns = _after_waits(trace, rows)
-    rounding_ns = _rounding(trace)
-    # The device's clock is behind by as much as the earliest kernel shows, and by no more than any
-    # that was waited for allows.
-    if early_ns.max() <= -late_ns.max() + 2 * rounding_ns:
-        return trace, None
-    ahead, behind = np.sort(early_ns), np.sort(-late_ns)
-    offsets = np.unique(np.concatenate(([0], ahead, behind)))
-    broken = len(rows) - np.searchsorted(ahead, offsets + rounding_ns, side="right")
-    broken += np.searchsorted(behind, offsets - rounding_ns)
-    best = offsets[np.lexsort((np.abs(offsets), broken))[0]]
-    out = (early_ns > best + rounding_ns) | (-late_ns < best - rounding_ns)
-    left_out = np.zeros(len(kernels), dtype=bool)
-    left_out[rows[out]] = True
-    message = (
-        f"{_kernels(left_out)} before their launch or after the host had waited for them, on "
-        "whatever clock, left out"
-    )
-    gap = Gap(code=Code.IMPOSSIBLE, message=message, hint=_AGAIN)
-    return _without_kernels(trace, left_out), gap
 
 
 def keep_sums_of_memory(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
@@ -188,30 +124,6 @@ def keep_sums_of_memory(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     return kept, Gap(
         code=Code.WRONG_MEMORY, message=message, hint="record again with profile_memory=True"
     )
-
-
-def keep_own_groups(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
-    """Leave out messages in groups that the rank is not of.
-
-    rank 5   c10d::send in group "pp 0": ranks 0 1 2 3
-    """
-    operators = trace.operators
-    strange = [
-        number
-        for number in np.unique(operators.group[operators.group >= 0]).tolist()
-        if trace.rank is not None
-        and trace.groups[number].ranks
-        and trace.rank not in trace.groups[number].ranks
-    ]
-    if not strange:
-        return trace, None
-    left_out = np.isin(operators.group, strange)
-    message = (
-        f"{counted(int(left_out.sum()), 'message')} left out, in a group that it is not of "
-        f"({trace.groups[strange[0]].name[:40]})"
-    )
-    gap = Gap(code=Code.IMPOSSIBLE, message=message, hint="is the rank of the file right?")
-    return replace(trace, operators=_pick(operators, ~left_out)), gap
 
 
 def keep_steps_apart(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
@@ -333,31 +245,6 @@ def _longest_rise(values: Sequence[int]) -> list[int]:
         rise.append(row)
         row = previous[row]
     return rise[::-1]
-
-
-def _after_waits(trace: RankTrace, rows: Rows) -> I64:
-    """Return by how much each kernel ended after the host had waited for it; far below 0: never."""
-    kernels, launches = trace.kernels, trace.launches
-    late_ns = np.full(len(rows), -(2**62))
-    returned = launches.start_ns + launches.duration_ns
-    issued = returned[kernels.launch[rows]]
-    end_ns = kernels.start_ns[rows] + kernels.duration_ns[rows]
-    waits = np.flatnonzero(_calls(trace, _WAITS_FOR_ALL))
-    for thread in np.unique(launches.thread[waits]).tolist():
-        calls = waits[launches.thread[waits] == thread][:-1]
-        order = np.argsort(issued, kind="stable")
-        latest = np.maximum.accumulate(end_ns[order])
-        ahead = np.searchsorted(issued[order], launches.start_ns[calls], side="right")
-        asked = np.where(ahead > 0, latest[np.maximum(ahead, 1) - 1] > launches.start_ns[calls], 0)
-        waited = asked.astype(bool) & (latest[np.maximum(ahead, 1) - 1] <= returned[calls])
-        if 2 * int(waited.sum()) < int(asked.sum()):
-            continue
-        following = np.searchsorted(launches.start_ns[calls], issued)
-        known = following < len(calls)
-        late_ns[known] = np.maximum(
-            late_ns[known], end_ns[known] - returned[calls[following[known]]]
-        )
-    return late_ns
 
 
 def _launches_without_kernel(trace: RankTrace) -> Rows:
