@@ -83,7 +83,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             click.echo(f"warning: {warning}", err=True)
         return
     with _opened(config) as journal:
-        from debubble.watch.service import Service, only_service  # noqa: PLC0415 (needs the extra)
+        from debubble.watch.service import Service, only_service
 
         async def serve() -> None:
             await Service(config, journal).run()
@@ -151,7 +151,7 @@ def _learning(config: Config) -> dict[str, str]:
 def _opened(config: Config) -> Iterator[Journal]:
     """Lend the journal of a configuration's store."""
     try:
-        from debubble.watch.journal import Journal  # noqa: PLC0415 (SQLAlchemy is an extra)
+        from debubble.watch.journal import Journal
     except ImportError as error:
         raise MissingExtra(
             "the service needs SQLAlchemy", hint="pip install 'debubble[watch]'"
