@@ -18,7 +18,8 @@ from pathlib import Path
 
 from large_trace import write_large_trace
 
-from debubble.trace.engine import Engine, GivenEngine, engine_at
+from debubble.cluster import engine_at
+from debubble.trace.engine import Engine, GivenEngine
 from debubble.trace.run import RunFiles, find_run, read_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from support.services.browser import CHROMIUM, Page, open_browser
+from support.services.browser import Page, find_chromium, open_browser
 
 from debubble.ledger.ledger import build_ledger
 from debubble.report.html.measured import find_report
@@ -130,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiny", action="store_true", help="a moment's work: does it still run?")
     tiny = parser.parse_args().tiny
-    if CHROMIUM is None:
+    if find_chromium() is None:
         print("html: no chromium here, nothing measured")
         return
     print(f"html, Python {platform.python_version()}, frames of the browser")

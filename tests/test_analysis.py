@@ -65,7 +65,7 @@ def test_backward_passes_that_never_ran_have_no_theory():
 
 # What takes time, or could be answered differently if it were worked out in two rooms.
 ONCE = {
-    "debubble.timeline.build": ("build_run",),
+    "debubble.timeline.infer": ("build_part",),
     "debubble.timeline.figures": ("measure_pipeline",),
     "debubble.timeline.job": ("ask_job",),
     "debubble.ledger.ledger": ("build_ledger",),
@@ -108,7 +108,7 @@ def test_each_expensive_fact_is_worked_out_once_a_command(verb, form, monkeypatc
     words, *flags = verb.split()
     cli.main([words, *runs, *flags, *form.split(), "-q"], standalone_mode=False)
     asked = {name for name, count in counts.items() if count}
-    assert {"build_run", "measure_pipeline", "ask_job"} <= asked
+    assert {"build_part", "measure_pipeline", "ask_job"} <= asked
     assert {name: count for name, count in counts.items() if count > len(runs)} == {}
 
 

@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from debubble.errors import CaptureError, UsageError
-from debubble.load import Load, _Record, _result, drive, read_load, read_mix, read_requests
+from debubble.load import Load, Request, drive, read_load, summarise
+from debubble.measure.load_results import parse_load_result
+from debubble.units import parse_lengths
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -97,38 +99,10 @@ def test_the_same_seed_sends_the_same_requests_and_shares_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,374,44\n2023-11-16,396,0\n"),
-        ("b.csv", "Timestamp,Model,Request tokens,Response tokens\n5,x,374,44\n9,x,396,1\n"),
-        (
-            "c.jsonl",
-            '{"input_length": 374, "output_length": 44}\n{"input_length":396, "output_length":1}\n',
-        ),
-    ],
-)
-def test_lengths_come_from_a_trace_of_requests_in_its_order_again_and_again(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    load = Load(clients=1, trace=str(tmp_path / name))
-    assert first(load, 3) == [(374, 44), (396, 1), (374, 44)]
-
-
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "{\n", "prompt_tokens,output_tokens\nx,2\n"])
-def test_what_is_no_trace_of_requests_is_refused_by_name(tmp_path, text):
-    file = tmp_path / "requests.csv"
-    file.write_text(text)
-    with pytest.raises(UsageError) as refusal:
-        read_requests(str(file))
-    assert refusal.value.file == str(file)
-
-
-@pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([], "clients or a rate"),
-        (["clients=2", "rate=3"], "clients or a rate"),
+        ([], "needs clients"),
         (["clients=0"], "needs clients"),
-        (["rate=0"], "needs clients"),
         (["clients=many"], "no number"),
         (["clients=2", "size=3"], "says nothing of a load"),
         (["clients=2", "seconds=0"], "no time"),
@@ -143,7 +117,7 @@ def test_loads_that_cannot_be_are_refused(words, problem):
 @pytest.mark.parametrize("text", ["", "0", "512:0", "512,", "-5", "512:0.5:3"])
 def test_mixes_that_are_none_are_refused(text):
     with pytest.raises(UsageError, match="no mix"):
-        read_mix(text)
+        parse_lengths(text)
 
 
 def test_a_closed_loop_asks_again_and_counts_what_came():
@@ -155,19 +129,11 @@ def test_a_closed_loop_asks_again_and_counts_what_came():
     assert {len(body["prompt"]) for body in asked} == {5}
     prompts = [tuple(body["prompt"]) for body in asked]
     assert len(set(prompts)) == len(prompts)  # no cache of prefixes answers
-    assert 3 < len(result.requests) < len(asked)
-    assert {(one.prompt, one.output) for one in result.requests} == {(5, 4)}
-    assert result.tokens_out_per_s == pytest.approx(sum(result.out_per_s) / 10)
-    assert (result.failed, result.problem) == (0, "")
-
-
-def test_clients_leave_when_they_are_told_that_it_has_ended():
-    ended = threading.Event()
-    load = Load(clients=2, prompt="5", output="4", seconds=600, warm_up=0)
-    with answering() as (url, asked):
-        threading.Timer(0.2, ended.set).start()
-        drive(url, load, ended=ended)
-    assert asked
+    assert 3 < result["completed"] < len(asked)
+    assert (set(result["input_lens"]), set(result["output_lens"])) == ({5}, {4})
+    assert (result["failed"], set(result["errors"])) == (0, {""})
+    read = parse_load_result(json.dumps(result).encode())
+    assert (read.clients, read.rate, len(read.latency_s)) == (3, None, result["completed"])
 
 
 def test_events_of_several_tokens_count_as_the_server_says():
@@ -175,32 +141,7 @@ def test_events_of_several_tokens_count_as_the_server_says():
     with answering(together=4) as (url, asked):
         clock = ByRequests(asked)
         result = drive(url, load, clock=clock, sleep=clock.sleep)
-    assert {one.output for one in result.requests} == {8}
-
-
-def test_an_open_loop_sends_at_its_rate_whatever_comes_back():
-    sent = []
-
-    class Clock:
-        now = 0.0
-
-        def __call__(self):
-            return self.now
-
-        def sleep(self, seconds):
-            self.now += seconds
-            sent.append(seconds)
-
-    clock = Clock()
-    load = Load(rate=50.0, prompt="1", output="1", seconds=3.0, warm_up=1.0, seed=4)
-    with answering() as (url, asked):
-        drive(url, load, clock=clock, sleep=clock.sleep)
-    assert len(asked) == pytest.approx(200, abs=45)
-    pauses = sent[:-1]
-    # Exponential pauses: their spread is as large as their mean.
-    mean = sum(pauses) / len(pauses)
-    spread = (sum((pause - mean) ** 2 for pause in pauses) / len(pauses)) ** 0.5
-    assert (mean, spread / mean) == (pytest.approx(0.02, rel=0.2), pytest.approx(1.0, abs=0.3))
+    assert set(result["output_lens"]) == {8}
 
 
 def test_what_a_server_refuses_is_counted_with_its_words():
@@ -212,9 +153,9 @@ def test_what_a_server_refuses_is_counted_with_its_words():
 
     with answering(refuse=True) as (url, asked):
         result = drive(url, load, clock=lambda: 0.1 * len(waited), sleep=sleep)
-    assert result.requests == ()
-    assert 0 < result.failed == len(asked) < 5
-    assert result.problem.startswith("429 too many")
+    assert result["completed"] == 0
+    assert 0 < result["failed"] == len(asked) < 5
+    assert result["errors"][0].startswith("429 too many")
 
 
 def test_nobody_at_the_address_is_said_before_anything_is_sent():
@@ -224,26 +165,18 @@ def test_nobody_at_the_address_is_said_before_anything_is_sent():
         drive(url, Load(clients=1))
 
 
-def record(sent_s, tokens, ended=True):
-    made = _Record(10, sent_s)
-    made.tokens = [(at, 1) for at in tokens]
-    made.ended_s = tokens[-1] if ended else None
-    return made
+def request(sent_s, tokens):
+    return Request(10, sent_s, tokens=tokens, output=len(tokens), ended_s=tokens[-1])
 
 
 def test_the_warm_up_does_not_count_and_what_is_under_way_counts_by_its_tokens():
-    records = [
-        record(0.5, [0.9, 1.1, 1.3]),  # sent in the warm-up: two of its tokens count
-        record(1.0, [2.0, 2.5, 3.0]),
-        record(4.0, [5.5, 6.5, 12.0]),  # ends too late
-        record(11.5, [12.0]),  # sent too late
+    made = [
+        request(0.5, [0.9, 1.1, 1.3]),  # sent in the warm-up: two of its tokens count
+        request(1.0, [2.0, 2.5, 3.0]),
+        request(4.0, [5.5, 6.5, 12.0]),  # ends too late
+        request(11.5, [12.0]),  # sent too late
     ]
-    result = _result("http://x", Load(clients=1, seconds=10, warm_up=1), records, 1.0, 11.0)
-    (one,) = result.requests
-    assert (one.ttft_s, one.tpot_s, one.latency_s, one.output) == (1.0, 0.5, 2.0, 3)
-    assert (result.ttft_s, result.tpot_s, result.latency_s) == (1.0, 0.5, 2.0)
-    assert result.unfinished == 1
-    assert result.tokens_out_per_s == 0.7
-    assert result.out_per_s == (2.0, 2.0, 1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
-    assert result.tokens_in_per_s == 2.0
-    assert result.requests_per_s == 0.2
+    result = summarise(made, Load(clients=1, seconds=10, warm_up=1), 1.0, 11.0)
+    assert (result["ttfts"], result["itls"], result["output_lens"]) == ([1.0], [[0.5, 0.5]], [3])
+    assert (result["median_ttft_ms"], result["median_tpot_ms"]) == (1000.0, 500.0)
+    assert result["output_throughput"] == 0.7

@@ -26,6 +26,7 @@ from debubble.answers.find import FindAnswer, answer_find, say_bubble
 from debubble.answers.links import LinksAnswer, answer_links
 from debubble.answers.plan import PlanAnswer, answer_plan, predictions_of
 from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
+from debubble.cluster import engine_at
 from debubble.errors import UsageError
 from debubble.fleet.survey import Means, Question
 from debubble.ledger.ledger import list_waits
@@ -47,7 +48,6 @@ from debubble.report.svg import draw_svg
 from debubble.report.text import Page
 from debubble.schedules import state_schedule
 from debubble.trace.digest.content import place_digests
-from debubble.trace.engine import engine_at
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S
 

@@ -39,6 +39,7 @@ _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*$", re.IGNORECAS
 _DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s)\s*$", re.IGNORECASE)
 _PERIOD = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h|d)\s*$")
 _PRICE = re.compile(r"^\s*([$€£¥]|[A-Z]{3})?\s*([0-9]{0,9}\.?[0-9]{1,9})\s*([$€£¥]|[A-Z]{3})?\s*$")
+_LENGTH = re.compile(r"^(\d{1,9})(?::([0-9]{0,9}\.?[0-9]{1,9}))?$")
 _WATTS = re.compile(r"^\s*([0-9]{0,6}\.?[0-9]{1,6})\s*(k?)W\s*$", re.IGNORECASE)
 _S_PER = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": 1_000_000, "s": NS_PER_S}
@@ -117,6 +118,16 @@ def parse_share(text: str) -> float:
     if not 0 <= share <= 1:
         raise UsageError(f"{text!r} is no share", hint="write it as 20% or 0.2")
     return share
+
+
+def parse_lengths(text: str) -> tuple[tuple[int, float], ...]:
+    """Read `512`, or `512:0.8,2048:0.2`: lengths, and the share that each has of all."""
+    parts = [_LENGTH.match(part.strip()) for part in text.split(",")]
+    lengths = [(int(part[1]), float(part[2] or 1.0)) for part in parts if part]
+    if len(lengths) < len(parts) or any(length < 1 or share <= 0 for length, share in lengths):
+        raise UsageError(f"{text!r} is no mix of lengths", hint="write 512, or 512:0.8,2048:0.2")
+    total = sum(share for _, share in lengths)
+    return tuple((length, share / total) for length, share in lengths)
 
 
 def show_bytes(count: float) -> str:

@@ -93,7 +93,7 @@ def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):
         ("watch --config deep --check", "{} = 5"),
         ("links deep.json", '{{"schema": "debubble.links.measured/1", "pairs": {}}}'),
         ("links deep.json", '{{"results": {}}}'),
-        ("compare deep.json deep.json", '{{"schema": "debubble.load/1", "x": {}}}'),
+        ("compare deep.json deep.json", '{{"total_input_tokens": {}}}'),
         ("probe deep.json", '{{"schema": "debubble.probe.measured/1", "x": {}}}'),
         ("find deep.json", '{{"traceEvents": {}}}'),
         ("inspect deep.json", "{}"),

@@ -163,8 +163,8 @@ def test_batches_are_chunks_of_prompts_beside_answers_so_many_in_flight(tmp_path
     assert min(took) >= 0.008
     # Of the last request alone: three chunks, and three tokens after the first.
     assert [batch["profiled"] for batch in batches].count(True) == 3 + 3
-    assert result.failed == 0
-    assert {one.output for one in result.requests} == {12}
+    assert result["failed"] == 0
+    assert set(result["output_lens"]) == {12}
     assert len(list(tmp_path.glob("profile1-rank*.json.gz"))) == 3
     text = gzip.decompress((tmp_path / "profile1-rank1.json.gz").read_bytes()).decode()
     labels = re.findall(r"execute_context_\d\(\d+\)_generation_\d\(\d\)", text)

@@ -14,17 +14,17 @@ import pytest
 from support.services.console import type_command
 from support.simulator.replicas import IN_PARTS, write_side_by_side
 
+from debubble.cluster import engine_at
 from debubble.errors import EngineError, UsageError
-from debubble.fleet.large import Spool
+from debubble.fleet.shelf import Spool
 from debubble.fleet.survey import survey_run
-from debubble.trace.engine import engine_at
 from debubble.trace.run import find_run
 
 PATIENCE_S = 60
 HELD = """
 import sys, time
 from pathlib import Path
-import debubble.fleet.large as large
+import debubble.fleet.shelf as shelf
 import debubble.trace.engine as engine
 from debubble.cli import main
 
@@ -32,7 +32,7 @@ def hold(known, limits, digests=None):
     Path(sys.argv[2], "begun").touch()
     time.sleep(600)
 
-large.scout_file = hold
+shelf.scout_file = hold
 engine._WORTH_A_POOL_BYTES = 0
 main(["find", sys.argv[1], "--quiet"])
 """
@@ -96,7 +96,7 @@ def test_a_temporary_folder_that_is_full_is_named(tmp_path, monkeypatch):
     def full():
         yield Spool(Full(), "full")
 
-    monkeypatch.setattr("debubble.fleet.large.spooling", full)
+    monkeypatch.setattr("debubble.fleet.shelf.spooling", full)
     with pytest.raises(EngineError, match="No space left on device") as why:
         survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
     assert "TMPDIR" in why.value.hint

@@ -113,7 +113,7 @@ def test_a_run_of_a_few_ranks_never_meets_the_code_for_many():
     program = (
         "import sys; from debubble.cli import main\n"
         "try: main(['find', sys.argv[1], '--quiet'])\n"
-        "finally: print('debubble.fleet.large' in sys.modules)"
+        "finally: print('debubble.fleet.shelf' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(H200 / "fwd_closed_m4")],
@@ -154,9 +154,9 @@ def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, mo
             raise OSError("gone")
         return read_digest(file, limits)
 
-    monkeypatch.setattr("debubble.fleet.large.read_digest", gone)
+    monkeypatch.setattr("debubble.fleet.shelf.read_digest", gone)
     with ThreadPoolExecutor(2) as threads:  # processes may be spawned, and know nothing of `gone`
-        monkeypatch.setattr("debubble.fleet.large._HERE", GivenEngine(executor=threads))
+        monkeypatch.setattr("debubble.fleet.survey.WORKERS_HERE", GivenEngine(executor=threads))
         found = survey_run(find_run([str(tmp_path / "digests")]), means=IN_PARTS)
     assert [one.pipeline for one in found.figures] == [0, 1]
     lost = [gap for gap in found.gaps if gap.code is Code.UNREADABLE]

@@ -6,11 +6,12 @@ from dataclasses import replace
 from functools import cache
 from random import Random
 
+import numpy as np
 from fuzz import mutate
 from support.traces.recordings import H200
 
 from debubble.trace.digest import archive, pack_digest
-from debubble.trace.digest.content import pack_table
+from debubble.trace.digest.content import pack_op_table
 from debubble.trace.format import Sidecar, StepTimes
 from debubble.trace.kineto import read_kineto
 from debubble.trace.optable import read_op_table
@@ -26,21 +27,25 @@ def _sound() -> tuple[archive.Content, ...]:
     trace = read_kineto(str(H200 / "fwd_closed_m4" / "rank0.json.gz"))
     said = Sidecar(file="s", rank=0, tokens=512, steps=StepTimes(before_s=(0.5, 0.25)))
     table = read_op_table("ops.csv", data=_TABLE)
-    packed = (pack_digest(trace, said), pack_digest(trace, None), pack_table(table))
+    packed = (pack_digest(trace, said), pack_digest(trace, None), pack_op_table(table))
     return tuple(archive.unpack(one, "seed", DEFAULT_LIMITS) for one in packed)
 
 
 def damaged_digest(random: Random) -> bytes:
     """Return a digest that is wrong in one of its parts, or damaged as a file."""
     content = random.choice(_sound())
-    head, description, columns = content.head, content.description, bytes(content.columns)
+    head, description, tables = content.head, content.description, dict(content.tables)
     what = random.random()
     if what < 0.5:
         description = random.choice(mutate.BYTE_MUTATORS)(random, description)
     elif what < 0.7:
-        columns = random.choice(mutate.BYTE_MUTATORS)(random, columns)
+        name = random.choice(sorted(tables))
+        shape = tables[name].shape
+        changed = random.choice(mutate.BYTE_MUTATORS)(random, tables[name].tobytes())
+        values = np.frombuffer(changed, np.uint8)
+        tables[name] = np.resize(values, shape) if random.random() < 0.8 else values
     elif what < 0.85:
         field = random.choice(("rank", "world_size", "part", "parts"))
         head = replace(head, file=random.choice(_ODD_FILES), **{field: random.choice(_ODD_COUNTS)})
-    data = archive.pack(head, description, columns)
+    data = archive.pack(head, description, tables)
     return random.choice(mutate.BYTE_MUTATORS)(random, data) if what > 0.85 else data

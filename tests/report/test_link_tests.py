@@ -20,7 +20,7 @@ from debubble.links.logs.model import (
 )
 from debubble.links.logs.pairs import pairs_in
 from debubble.links.logs.read import read_log
-from debubble.report.links import live_page, logs_page
+from debubble.report.link_tests import live_page, logs_page
 
 OWN = Path(__file__).parents[1] / "data" / "links"
 SVG = "{http://www.w3.org/2000/svg}"

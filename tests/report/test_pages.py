@@ -15,7 +15,7 @@ from debubble.answers.probe import ProbeAnswer, TimedPart, WirePart
 from debubble.answers.serving import ProfilerPart
 from debubble.report.find import find_page, say_framework
 from debubble.report.plan import plan_page
-from debubble.report.simulate import probe_page
+from debubble.report.probe import probe_page
 
 replace = msgspec.structs.replace
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from support.jobs import simulated_job
 
-from debubble.cli.tune import heading_of
-from debubble.tune.journal import Journal
-from debubble.tune.loop import Budget, Loop
+from debubble.tune.loop import Budget
 from debubble.tune.prospects import Scope
+from debubble.tune.run import TuningRequest
 from debubble.tune.setting import read_setting, read_template
 from debubble.tune.trial import Bench, ProcessEnd, run_guarded
 
@@ -60,16 +59,8 @@ def scope_of(**more):
 
 def tune(bench, *, runs=12, seconds=None, timeout_s=None, **scope):
     budget = Budget(runs=runs, seconds=seconds, timeout_s=timeout_s)
-    with Journal(bench.folder, heading_of(bench)) as journal:
-        loop = Loop(
-            bench=bench,
-            journal=journal,
-            budget=budget,
-            scope=scope_of(**scope),
-            on_start=lambda _chosen, _done: None,
-            on_end=lambda _run: None,
-        )
-        return loop.run()
+    request = TuningRequest(bench=bench, server=None, budget=budget, scope=scope_of(**scope))
+    return request.tune(None, "", on_start=lambda _chosen, _done: None, on_end=lambda _run: None)
 
 
 def runs_of(bench):

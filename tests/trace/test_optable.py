@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.traces.recordings import PUBLIC, existing
 
 import debubble
-from debubble.errors import MissingExtra, TraceError, UsageError
+from debubble.errors import MissingExtra, TraceError
 from debubble.trace.optable import Op, read_op_table, sniff_op_table
 from debubble.trace.optable.files import classify_op
 
@@ -28,8 +28,8 @@ HEADER = "step,pipeline,stage,microbatch,op,start_us,duration_us"
 NS_PER = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 
 
-def read_csv(*lines, unit=None):
-    return read_op_table("ops.csv", data="\n".join(lines).encode(), unit=unit)
+def read_csv(*lines):
+    return read_op_table("ops.csv", data="\n".join(lines).encode())
 
 
 def refuse(*lines):
@@ -106,16 +106,6 @@ def test_times_without_a_unit_are_seconds_and_that_is_said():
     assert table.start_ns.tolist() == [500_000_000]
     assert [gap.code for gap in table.gaps] == ["unit_assumed"]
     assert "start_ts and duration" in table.gaps[0].message
-
-
-def test_the_caller_tells_the_unit_of_times_that_name_none():
-    table = read_csv("step,stage,mb_id,op,start,duration", "0,0,0,F,5,2", unit="ms")
-    assert table.duration_ns.tolist() == [2_000_000]
-    assert table.gaps == ()
-    table = read_csv("step,stage,mb_id,op,start_us,duration", "0,0,0,F,5,2", unit="ms")
-    assert (table.start_ns[0], table.duration_ns[0]) == (5_000, 2_000_000)
-    with pytest.raises(UsageError, match="fortnight"):
-        read_csv(HEADER, "0,0,0,0,F,1,1", unit="fortnight")
 
 
 def test_a_time_without_a_unit_takes_that_of_its_neighbour():

@@ -80,8 +80,8 @@ def test_without_the_config_a_rank_is_taken_to_hold_one_stage(folder):
     [
         (lambda said: said["2"]["fwd_end"].pop(), "begins 8 forward passes and ends 7"),
         (lambda said: said["2"].__setitem__("fwd_end", ["x"]), "cannot be read"),
-        (lambda said: said["2"]["fwd_end"].__setitem__(0, -5.0), "ends before it begins"),
-        (lambda said: said.__setitem__("last", said["2"]), "is no iteration"),
+        (lambda said: said["2"]["fwd_end"].__setitem__(0, -5.0), "is negative"),
+        (lambda said: said.__setitem__("last", said["2"]), "is no number"),
     ],
 )
 def test_a_broken_dump_says_what_is_wrong(damage, says, tmp_path):

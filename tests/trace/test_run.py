@@ -15,6 +15,7 @@ from support.traces.kineto_events import document, kernel, send, write
 from support.traces.recordings import H200, PUBLIC
 
 from debubble.errors import RunNotFound
+from debubble.trace.engine import GivenEngine
 from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, missing_ranks, read_run
 from debubble.units import show_ranks
@@ -61,7 +62,7 @@ def test_globs_and_urls_find_the_same_files():
 
 def test_any_executor_will_do_and_gives_the_same():
     with ThreadPoolExecutor(2) as pool:
-        there = read(H200 / "1f1b_p2_m4", executor=pool)
+        there = read(H200 / "1f1b_p2_m4", engine=GivenEngine(executor=pool))
     here = read(H200 / "1f1b_p2_m4")
     assert [t.kernels.start_ns.sum() for t in there.ranks] == [
         t.kernels.start_ns.sum() for t in here.ranks
@@ -263,7 +264,7 @@ def test_a_worker_that_dies_is_a_gap_for_each_file_it_took_along(tmp_path):
     for rank in range(2):
         write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
     with pytest.raises(RunNotFound, match="a worker process died"):
-        read(tmp_path, executor=Dying())
+        read(tmp_path, engine=GivenEngine(executor=Dying()))
 
 
 class Dying(Executor):

@@ -122,7 +122,7 @@ def test_spans_that_never_end_are_named(tmp_path):
     [
         (lambda events: events[2].update(ts="soon"), "told by its spans of passes"),
         (lambda events: events.append(dict(events[3])), "is there twice"),
-        (lambda events: events[1]["args"].update(rank=-4), "negative rank"),
+        (lambda events: events[1]["args"].update(rank=-4), "is out of range"),
     ],
 )
 def test_a_broken_one_says_what_is_wrong(damage, says, tmp_path):

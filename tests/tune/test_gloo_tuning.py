@@ -12,12 +12,12 @@ import pytest
 from support.services.console import type_command
 from support.tuning import scope_of
 
-from debubble.cli.tune import heading_of
 from debubble.report.tune import tune_page
 from debubble.timeline.job import Basis
-from debubble.tune.journal import Journal, Run
-from debubble.tune.loop import Budget, Loop
+from debubble.tune.journal import Run
+from debubble.tune.loop import Budget
 from debubble.tune.prospects import Standing
+from debubble.tune.run import TuningRequest
 from debubble.tune.setting import Setting, read_setting, read_template
 from debubble.tune.trial import Bench, Kind, run_trial
 
@@ -46,16 +46,13 @@ def bench_of(folder, now=NOW):
 
 def tune(bench, runs=6, **scope):
     scope = {"schedules": frozenset({"1f1b", "gpipe"}), "most_microbatches": 16} | scope
-    with Journal(bench.folder, heading_of(bench)) as journal:
-        loop = Loop(
-            bench=bench,
-            journal=journal,
-            budget=Budget(runs=runs, seconds=None, timeout_s=120.0),
-            scope=scope_of(**scope),
-            on_start=lambda _chosen, _done: None,
-            on_end=lambda _run: None,
-        )
-        return loop.run()
+    request = TuningRequest(
+        bench=bench,
+        server=None,
+        budget=Budget(runs=runs, seconds=None, timeout_s=120.0),
+        scope=scope_of(**scope),
+    )
+    return request.tune(None, "", on_start=lambda _chosen, _done: None, on_end=lambda _run: None)
 
 
 @pytest.mark.slow

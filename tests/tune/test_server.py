@@ -17,7 +17,7 @@ from support.services.console import REPOSITORY, type_command
 from support.services.free_port import free_port
 
 from debubble.errors import UsageError
-from debubble.load import Load
+from debubble.measure.load_results import LoadResult
 from debubble.plan.serving import ServingSetting
 from debubble.server_notes import SCHEMA, ServerNotes, Span
 from debubble.tune.server import Server, model_of, planned, prospects, weigh
@@ -75,7 +75,10 @@ class Noted:
 def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
     """Recorded on an H200: four stages of 3, 3, 3 and 7 layers, under the profiler."""
     capture = read_capture(REPOSITORY / "tests" / "data" / "serving" / "u3337")
-    load = Load(clients=32, prompt="512", output="48")
+    load = LoadResult(
+        clients=32, rate=None, seconds=30.0, failed=0, problem="", prompt_tokens=(512.0,),
+        output_tokens=(48.0,), ttft_s=(0.1,), tpot_s=(), latency_s=(), out_per_s=1.0, in_per_s=1.0,
+    )  # fmt: skip
     now = ServingSetting(stages=4, layers=(3, 3, 3, 7), in_flight=4)
     model = model_of(now, Noted(0.0, capture), load)
     assert model is not None
@@ -97,11 +100,6 @@ def test_a_batch_takes_more_requests_only_where_some_wait():
     assert [one.requests_a_batch for one in prospects(now, Noted(0.0))] == [4]
 
 
-def test_a_rate_says_nothing_of_a_servers_best():
-    with pytest.raises(UsageError, match="a rate"):
-        Server(url="http://x", load=Load(rate=2.0))
-
-
 def test_a_server_is_told_what_servers_can_be_told_and_its_folder():
     now = read_setting(["layers=3,3,3,7", "in_flight=4"])
     template = read_template(
@@ -115,8 +113,10 @@ def test_a_server_is_told_what_servers_can_be_told_and_its_folder():
         read_template(["train", "{in_flight}"], read_setting(["in_flight=4"]))
 
 
-def words_for(folder, port, *, way="", now="in_flight=1", runs=5, load="seconds=0.6"):
-    load = f"clients=2 prompt=4 output=8 warm-up=0.1 {load}"
+LOAD = f"{sys.executable} -m debubble.load {{url}} clients=2 prompt=4 output=8 warm-up=0.1"
+
+
+def words_for(folder, port, *, way="", now="in_flight=1", runs=5, load=f"{LOAD} seconds=0.6"):
     return (
         f"debubble tune --server '{TINY} {port} {{in_flight}} 64 {way}' "
         f"--url http://127.0.0.1:{port} --load '{load}' --now {now} --runs {runs} "
@@ -135,7 +135,8 @@ def running(folder):
             environment = (process / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(f"{MARK}={token}".encode() in environment for token in tokens):
+        marks = {f"{MARK}={token}{of}".encode() for token in tokens for of in ("", ".load")}
+        if marks.intersection(environment):
             found.append(process.name)
     return found
 
@@ -157,7 +158,7 @@ def test_the_setting_that_serves_most_is_found_confirmed_and_nothing_is_left(tmp
     assert f"{data['winner']['in_flight']}" in data["winner_command"]
     assert running(tmp_path) == []
     # Compared by hand it is the same.
-    first, last = (tmp_path / "tune" / f"run00{number}" / "load.json" for number in (1, 2))
+    first, last = (tmp_path / "tune" / f"run00{number}" / "load.log" for number in (1, 2))
     compared = type_command(f"debubble compare {first} {last} --json", tmp_path)
     delta = json.loads(compared.out)["delta"]
     assert set(delta) == {"throughput", "ttft", "tpot", "request_latency"}
@@ -196,6 +197,36 @@ def test_a_server_that_cannot_be_measured_is_named_with_its_own_words(tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ("echo {url}", "the load measured nothing: it wrote no result"),
+        ('sh -c "echo no such model; exit 3" {url}', "exit code 3: no such model"),
+        ("no-such-program {url}", "no-such-program cannot be started"),
+    ],
+)
+def test_a_load_that_measures_nothing_is_named_with_its_own_words(tmp_path, load, words):
+    said = type_command(words_for(tmp_path, free_port(), load=load), tmp_path)
+    assert said.code == 2
+    assert words in said.err
+    assert running(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_rate_says_nothing_of_a_servers_best(tmp_path):
+    """A generator that writes its result into {out}, as vLLM's does."""
+    lines = {"total_input_tokens": 8, "total_output_tokens": 8, "completed": 2, "duration": 1.0,
+             "output_throughput": 8.0, "request_rate": 2.0, "median_ttft_ms": 4.0}  # fmt: skip
+    script = tmp_path / "load.sh"
+    script.write_text(f"echo '{json.dumps(lines)}' > $2/result.json")
+    said = type_command(
+        words_for(tmp_path, free_port(), load=f"sh {script} {{url}} {{out}}"), tmp_path
+    )
+    assert said.code == 2
+    assert "a rate is answered by any server that keeps up" in said.err
+
+
+@pytest.mark.slow
 def test_a_server_that_is_there_already_is_not_measured_for_another(tmp_path):
     port = free_port()
     other = subprocess.Popen([*shlex.split(TINY), str(port), "1", "64"])
@@ -210,7 +241,7 @@ def test_a_server_that_is_there_already_is_not_measured_for_another(tmp_path):
 
 
 def wait_for(port):
-    server = Server(url=f"http://127.0.0.1:{port}", load=Load(clients=1))
+    server = Server(url=f"http://127.0.0.1:{port}", load=())
     deadline = time.monotonic() + PATIENCE_S
     while not server.answers():
         assert time.monotonic() < deadline
@@ -221,7 +252,7 @@ def wait_for(port):
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_tuning_that_is_ended_takes_its_server_with_it(tmp_path, how):
     port = free_port()
-    words = shlex.split(words_for(tmp_path, port, load="seconds=300"))[1:]
+    words = shlex.split(words_for(tmp_path, port, load=f"{LOAD} seconds=300"))[1:]
     program = "import sys; from debubble.cli import main; main(sys.argv[1:])"
     tuning = subprocess.Popen(
         [sys.executable, "-c", program, *words], env=os.environ, stderr=subprocess.DEVNULL
@@ -246,9 +277,8 @@ def test_a_tuning_that_is_ended_takes_its_server_with_it(tmp_path, how):
     [
         ("--server 'x {in_flight}' --now in_flight=1", "--server needs --url and --load"),
         ("--url http://x --now in_flight=1", "--url is for a server"),
-        ("--server x --url http://x --load clients=1 -- y", "both a server and a command"),
-        ("--server x --url http://x --load rate=1 --now chunk=8", "a rate"),
-        ("--server x --url http://x --load clients=1 --traces t --now chunk=8", "--traces is for"),
+        ("--server x --url http://x --load 'l {url}' -- y", "both a server and a command"),
+        ("--server x --url http://x --load clients=1 --now chunk=8", "is told {url}"),
     ],
 )
 def test_words_that_do_not_go_together_are_refused(tmp_path, words, problem):
@@ -267,7 +297,8 @@ def test_the_gloo_engine_ends_with_a_measured_gain_and_no_process(tmp_path):
     )
     said = type_command(
         f'debubble tune --server "{server}" --url http://127.0.0.1:{port} --kind vllm '
-        "--load 'clients=6 prompt=16 output=8 seconds=3 warm-up=1' "
+        f"--load '{sys.executable} -m debubble.load {{url}} clients=6 prompt=16 output=8 seconds=3 "
+        "warm-up=1' "
         "--now layers=1,1,1,5 --now in_flight=1 --runs 4 --json "
         f"--out {tmp_path / 'tune'} --store sqlite:///{tmp_path / 'history.db'}",
         tmp_path,

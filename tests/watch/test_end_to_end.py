@@ -56,7 +56,7 @@ def asking(url, tokens):
 def configure(folder, server):
     source = (
         f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{server}"\n'
-        'kind = "vllm"\nevery = "200ms"\njitter = "0%"\nseconds = "300ms"\n'
+        'kind = "vllm"\nevery = "200ms"\njitter = "0%"\nseconds = "300ms"\naround = "0s"\n'
         'settle = "0s"\npoll = "200ms"\nkeep = 2\n'
     )
     return write_config(folder, sources=source, more=f"[drift]\nreference = {REFERENCE}\n")

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.services.console import type_command
 from support.services.hostile_engine import ANSWERS, hostile_engine
 from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
 
@@ -126,65 +127,58 @@ def test_folders_with_whatever_in_them_end_nobody(tmp_path):
     assert stored(tmp_path) == 2
 
 
+# By what is damaged, a row each: all of one group at once.
 DAMAGES = {
-    "a capture": "UPDATE watch_captures SET data='{\"bucket\": ' WHERE id=1",
-    "a time": "UPDATE watch_captures SET found_s='yesterday', finished_s=1e300 WHERE id=1",
-    "files": "UPDATE watch_captures SET state='claimed', files='[3' WHERE id=1",
-    "a count": "UPDATE watch_captures SET state='claimed', attempts='x' WHERE id=1",
-    "states": "UPDATE watch_states SET data='[]'",
-    "a state's name": "UPDATE watch_states SET name='level/bubble_fraction/x' WHERE name LIKE "
-    "'level/bubble%'",
-    "an alert": "INSERT INTO watch_alerts (source, kind, subject, raised_s, capture_id, data) "
-    "VALUES ('train', 'plan_outdated', 'plan', 1e300, 'x', '{')",
-    "figures": "UPDATE watch_points SET value='many', bucket='wide', at_s='then'",
-    "figures beyond all": "UPDATE watch_points SET value=9e999",
-    "a measurement": "UPDATE measurements SET data='{}' WHERE id=1",
-    "a server's traffic": "INSERT INTO watch_triggers (source, began_s, ended_s, data) "
-    "VALUES ('train', 9e15, 1, '{\"a\": 1}')",
+    "a group of rows": {
+        "a capture": "UPDATE watch_captures SET data='{\"bucket\": ' WHERE id=1",
+        "a time": "UPDATE watch_captures SET found_s='yesterday', finished_s=1e300 WHERE id=2",
+        "files": "UPDATE watch_captures SET state='claimed', files='[3' WHERE id=3",
+        "a count": "UPDATE watch_captures SET state='claimed', attempts='x' WHERE id=4",
+        "states": "UPDATE watch_states SET data='[]'",
+        "an alert": "INSERT INTO watch_alerts (source, kind, subject, raised_s, capture_id, data) "
+        "VALUES ('train', 'plan_outdated', 'plan', 1e300, 'x', '{')",
+        "figures": "UPDATE watch_points SET value='many', bucket='wide', at_s='then'",
+        "a measurement": "UPDATE measurements SET data='{}' WHERE id=1",
+        "a server's traffic": "INSERT INTO watch_triggers (source, began_s, ended_s, data) "
+        "VALUES ('train', 9e15, 1, '{\"a\": 1}')",
+    },
+    "others": {
+        "a state's name": "UPDATE watch_states SET name='level/bubble_fraction/x' WHERE name LIKE "
+        "'level/bubble%'",
+        "figures beyond all": "UPDATE watch_points SET value=9e999",
+    },
 }
 
 
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    """A store with a capture in it."""
-    folder = tmp_path_factory.mktemp("kept")
-    config = write_config(folder)
-    place_capture(folder, "first")
-    with Watching(config) as watch:
-        watch.wait_for("analysed")
-        assert watch.stop() == 0
-    return folder / "history.db"
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_row_ends_nobody(tmp_path, kept, damage):
+@pytest.mark.parametrize("group", DAMAGES)
+def test_damaged_rows_end_nobody(tmp_path, group):
     config = write_config(tmp_path)
     database = tmp_path / "history.db"
-    with (
-        contextlib.closing(sqlite3.connect(kept)) as source,
-        contextlib.closing(sqlite3.connect(database)) as target,
-    ):
-        source.backup(target)
-        assert target.execute(DAMAGES[damage]).rowcount
-        target.commit()
-    place_capture(tmp_path, "second")
+    for number in range(4):
+        place_capture(tmp_path, f"c{number}")
+    with Watching(config) as watch:
+        watch.wait_for("analysed", count=4)
+        assert watch.stop() == 0
+    with contextlib.closing(sqlite3.connect(database)) as store:
+        for name, damage in DAMAGES[group].items():
+            assert store.execute(damage).rowcount, name
+        store.commit()
+    place_capture(tmp_path, "last")
     with Watching(config) as watch:
         watch.wait_for("analysed")
         watch.ask_until(
             "/api/pipelines",
-            lambda data: "second/" in (data["pipelines"][0]["latest"] or {}).get("capture", ""),
+            lambda data: "last/" in (data["pipelines"][0]["latest"] or {}).get("capture", ""),
         )
+        pages = [f"/pipelines/train/captures/{number}" for number in range(1, 6)]
         for path in ("/", "/metrics", "/api/alerts", "/api/pipelines/train/captures",
-                     "/api/pipelines/train/trends", "/pipelines/train/captures/1"):  # fmt: skip
+                     "/api/pipelines/train/trends", *pages):  # fmt: skip
             assert watch.ask(path)[0] == 200, path
         assert not [one for one in watch.events if one.get("event") in ("failed", "bug")]
         assert watch.stop() == 0
-    listed = subprocess.run(
-        [sys.executable, "-m", "debubble", "history", "list", "--store", f"sqlite:///{database}"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert listed.returncode == 0, listed.stderr
-    assert ("damaged" in listed.stdout) == (damage == "a measurement")
+    said = type_command(f"debubble history list --store sqlite:///{database}", tmp_path)
+    assert said.code == 0, said.err
+    assert ("damaged" in said.out) == ("a measurement" in DAMAGES[group])
 
 
 def workers_of(pid):

@@ -11,7 +11,6 @@ from debubble.answers.ledger import RatesPart, Tariff, WorthPart, rates_of
 from debubble.answers.plan import EmitPart
 from debubble.answers.serving import answer_scheduler
 from debubble.errors import UsageError
-from debubble.load import Load, read_mix
 from debubble.plan.emit import emit_serving
 from debubble.plan.plan import WORTH_A_TRY
 from debubble.plan.serving import ServingSetting
@@ -23,7 +22,15 @@ from debubble.serving.plan import (
     predict,
 )
 from debubble.serving.traffic import ServerRates, Setting, Traffic
-from debubble.units import counted, show_gain, show_gains, show_number, show_percent, show_seconds
+from debubble.units import (
+    counted,
+    parse_lengths,
+    show_gain,
+    show_gains,
+    show_number,
+    show_percent,
+    show_seconds,
+)
 
 PLAN_SCHEMA = "debubble.plan-server/1"
 SIMULATE_SCHEMA = "debubble.simulate-server/1"
@@ -112,10 +119,35 @@ class ServerSimulateAnswer(ServerPlanAnswer, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StatedLoad:
+    """What a server was put under, as it was typed."""
+
+    clients: int | None = None
+    """None: as many as its metrics say were running."""
+    prompt: str = "512"
+    output: str = "48"
+
+
+def read_stated_load(text: str) -> StatedLoad:
+    """Read `clients=32 prompt=512:0.8,2048:0.2 output=48`."""
+    values = dict(word.partition("=")[::2] for word in text.split())
+    wrong = sorted(set(values) - {"clients", "prompt", "output"})
+    clients = values.get("clients", "1")
+    if wrong or not clients.isdigit() or not int(clients):
+        raise UsageError(
+            f"{wrong[0] if wrong else clients!r} says nothing of a load",
+            hint="write 'clients=32 prompt=512:0.8,2048:0.2 output=48'",
+        )
+    for lengths in (values.get("prompt"), values.get("output")):
+        parse_lengths(lengths or "1")
+    return StatedLoad(**values | ({"clients": int(clients)} if "clients" in values else {}))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerQuestion:
     """What is said of a server and of its change; None is what is not said."""
 
-    load: Load | None = None
+    load: StatedLoad | None = None
     """What it was put under, where its metrics do not tell."""
     kv_tokens: int | None = None
     """That its cache holds, on each stage."""
@@ -199,7 +231,7 @@ def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> Serv
     )
     traffic = None
     if question.prompts is not None:
-        traffic = replace(model.traffic, prompts=_mix(question.prompts))
+        traffic = replace(model.traffic, prompts=parse_lengths(question.prompts))
     option = predict(model, setting, traffic, limit=question.kv_tokens)
     verdict = f"{_as_it_is(model)}."
     if question.changes:
@@ -215,9 +247,7 @@ def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> Serv
 def _model(analysis: Analysis, question: ServerQuestion) -> ServerModel:
     traffic = None
     if question.load is not None:
-        lengths, shares = read_mix(question.load.output)
-        each = zip(lengths, shares, strict=True)
-        output = sum(length * share for length, share in each) / sum(shares)
+        output = sum(length * share for length, share in parse_lengths(question.load.output))
         notes = analysis.server_notes
         running = notes.around.requests_running if notes and notes.around else None
         clients = question.load.clients or round(running or 1)
@@ -227,14 +257,7 @@ def _model(analysis: Analysis, question: ServerQuestion) -> ServerModel:
 
 def read_traffic(clients: int, prompts: str, output: int) -> Traffic:
     """Return traffic as it is written: lengths of prompts as one, or as a mix."""
-    return Traffic(clients=clients, prompts=_mix(prompts), output=output)
-
-
-def _mix(text: str) -> tuple[tuple[int, float], ...]:
-    lengths, shares = read_mix(text)
-    return tuple(
-        (length, share / sum(shares)) for length, share in zip(lengths, shares, strict=True)
-    )
+    return Traffic(clients=clients, prompts=parse_lengths(prompts), output=output)
 
 
 def _common(

@@ -86,7 +86,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
 
-    Commas join captures of one setting. Results of debubble.load are held against each other too.
+    Commas join captures of one setting. Results of load generators are compared, too.
     """
     from debubble.answers.compare import answer_compare, compare_causes
     from debubble.measure.compare import DEFAULT_THRESHOLD, compare
@@ -242,13 +242,14 @@ def _measure(
 ) -> _Side:
     """Take each word for traces, or for a name in the history where nothing is called so."""
     from debubble.fleet.survey import Question
-    from debubble.measure.measurement import join_measurements, read_load_result
+    from debubble.measure.load_results import measure_load, read_load_result
+    from debubble.measure.measurement import join_measurements
 
     measurements: list[Measurement] = []
     captures: list[Analysis] = []
     for word in filter(None, words.split(",")):
         loaded = read_load_result(word)
-        kept = recall(word, store) if loaded is None else [loaded]
+        kept = recall(word, store) if loaded is None else [measure_load(loaded)]
         measurements += kept
         if not kept:
             question = Question(pipeline=pipeline)

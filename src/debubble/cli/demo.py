@@ -22,9 +22,7 @@ from debubble.demo.workload import (
 )
 from debubble.errors import MissingExtra, UsageError
 from debubble.report.tune import demo_json, demo_page
-from debubble.tune.once import Improvement, improve_once
-from debubble.tune.setting import Setting, Template
-from debubble.tune.trial import Bench, clear_trial
+from debubble.tune.run import Bench, Improvement, Setting, Template, clear_trial, improve_once
 
 # Nobody looks on for longer.
 WITHIN_S = 55.0

@@ -36,17 +36,6 @@ def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
     return measurement if tokens is None else replace(measurement, tokens=tokens)
 
 
-def store_url(stated: str | None) -> str:
-    """Return the store that was stated, or the user's own, whose folder is made."""
-    from debubble.measure.store import default_url
-
-    if stated is not None:
-        return stated
-    url = default_url(os.environ, Path.home())
-    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-    return url
-
-
 def recall(name: str, stated: str | None) -> list[Measurement]:
     """Return what the history holds under a name; nothing where there is no history at all."""
     if os.path.lexists(name) or "://" in name:
@@ -76,7 +65,7 @@ def recall_predictions(runs: Sequence[Measurement], stated: str | None) -> tuple
 @contextmanager
 def _history(stated: str | None) -> Iterator[Store | None]:
     """Lend the history to read from, the user's own where none is stated; None if there is none."""
-    from debubble.measure.store import Store, default_url
+    from debubble.measure.store import Store, default_url, store_url
 
     own = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
     if stated is None and not Path(own).exists():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from debubble.cli.gates import store_url, with_tokens
+from debubble.cli.gates import with_tokens
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -185,7 +185,7 @@ def parse_tags(words: tuple[str, ...]) -> dict[str, str]:
 @contextmanager
 def opened(url: str | None, *, read_only: bool = False) -> Iterator[Store]:
     """Lend the store at a URL, or the user's own."""
-    from debubble.measure.store import Store
+    from debubble.measure.store import Store, store_url
 
     store = Store(store_url(url), read_only=read_only)
     try:

@@ -282,7 +282,7 @@ def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
     from debubble.answers.link_tests import answer_logs
     from debubble.links.logs.pairs import doubts_about, pairs_in
     from debubble.links.logs.read import read_log, read_text
-    from debubble.report.links import logs_page
+    from debubble.report.link_tests import logs_page
 
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
     ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
@@ -310,7 +310,7 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
     from debubble.links.live import judge_measured, read_measured
     from debubble.links.logs.read import read_text
     from debubble.links.wiring import read_topologies
-    from debubble.report.links import live_page
+    from debubble.report.link_tests import live_page
 
     if len(files) > 1:
         raise UsageError("one hop test at a time", hint="hold it against others with --history")

@@ -350,9 +350,9 @@ class Reader:
         return found if self.capture else warn_of_unread(places, found)
 
     def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
+        from debubble.cluster import engine_at
         from debubble.fleet.survey import Means
         from debubble.trace.digest.content import place_digests
-        from debubble.trace.engine import engine_at
 
         digests = None
         if self.digest is not None:

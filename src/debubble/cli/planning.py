@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -150,11 +149,10 @@ class ServerOptions:
         prompts: str | None = None,
     ) -> ServerQuestion:
         """Return what is asked."""
-        from debubble.answers.server_plan import ServerQuestion
-        from debubble.load import read_load
+        from debubble.answers.server_plan import ServerQuestion, read_stated_load
 
         return ServerQuestion(
-            load=None if self.load is None else read_load(shlex.split(self.load)),
+            load=None if self.load is None else read_stated_load(self.load),
             kv_tokens=self.kv_tokens,
             layers=layers,
             split=split,

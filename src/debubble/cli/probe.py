@@ -36,7 +36,7 @@ from debubble.probe.pipeline import (
     wire_of_messages,
 )
 from debubble.probe.pipeline import write_table as table_of
-from debubble.report.simulate import probe_page
+from debubble.report.probe import probe_page
 from debubble.units import parse_duration, parse_memory, parse_rate
 from debubble.whole_file import write_file
 

@@ -7,21 +7,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 from debubble.answers.tune import answer_dry_run, answer_tune
 from debubble.capture.server import KINDS
-from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS, Settings
-from debubble.cli.gates import store_url
+from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS
 from debubble.cli.history import check_name
 from debubble.cli.options import Manners, gathered, output_options, print_answer, refuse_typed
 from debubble.errors import MissingExtra, UsageError
-from debubble.load import read_load
 from debubble.measure.compare import DEFAULT_THRESHOLD
-from debubble.measure.measurement import Measurement
-from debubble.measure.store import Store
+from debubble.measure.store import Store, store_url
 from debubble.plan.change import Hold
 from debubble.report.tune import (
     dry_page,
@@ -30,20 +26,10 @@ from debubble.report.tune import (
     tune_page,
 )
 from debubble.schedules import SCHEDULES
-from debubble.tune.journal import NAME, SCHEMA, Heading, Journal, Run, begin_anew, remember
-from debubble.tune.loop import Budget, Loop, Tuning
-from debubble.tune.prospects import Prospects, Scope, Standing, look_ahead
-from debubble.tune.server import Server, ServerLoop
-from debubble.tune.setting import (
-    SERVING_KNOBS,
-    TRAINING_KNOBS,
-    Setting,
-    read_setting,
-    read_template,
-)
-from debubble.tune.trial import Bench, Kind, Outcome, read_capture
+from debubble.tune.run import Budget, Scope, Server, begin_anew, read_request
 from debubble.units import parse_duration, parse_memory, parse_share
 
+_A_LOAD = "vllm bench serve --base-url {url} … --save-result --save-detailed --result-dir {out}"
 # The setting as it is, three or four tries, and two runs more of the best and of the first.
 _RUNS = 10
 
@@ -162,9 +148,14 @@ class ServerOptions:
         if self.url is None or self.load is None:
             raise UsageError(
                 "--server needs --url and --load",
-                hint="such as --url http://127.0.0.1:8000 --load 'clients=16 prompt=512 output=64'",
+                hint=f"such as --url http://127.0.0.1:8000 --load '{_A_LOAD}'",
             )
-        load = read_load(shlex.split(self.load))
+        load = tuple(shlex.split(self.load))
+        if not any("{url}" in word for word in load):
+            raise UsageError(
+                "--load is a command that is told {url}, and this one is not",
+                hint=f"such as --load '{_A_LOAD}'",
+            )
         return tuple(shlex.split(self.server)), Server(url=self.url, load=load, kind=self.kind)
 
 
@@ -174,7 +165,9 @@ server_options = gathered(
     click.option("--server", metavar="COMMAND", help="What starts a server: tune that instead."),
     click.option("--url", metavar="URL", help="Where the server answers."),
     click.option(
-        "--load", metavar="WORDS", help="What it is put under: 'clients=16 prompt=512 output=64'."
+        "--load",
+        metavar="COMMAND",
+        help="What loads it: vllm bench serve, guidellm or aiperf, with {url} and {out}.",
     ),
     click.option("--kind", type=click.Choice(KINDS), help="Which engine it is: it is captured."),
 )
@@ -206,7 +199,6 @@ DEFAULT_OUT = Path("debubble-tune")
 @click.option("--name", default="tune", show_default=True, help="Of its records in the history.")
 @click.option("--store", metavar="URL", help="The history: sqlite:///… or postgresql://…")
 @click.option("--dry-run", is_flag=True, help="Show what would be tried; run nothing.")
-@click.option("--traces", metavar="TRACES", help="Of a run as it is, for --dry-run to plan from.")
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
@@ -222,7 +214,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     name: str,
     store: str | None,
     dry_run: bool,
-    traces: str | None,
     manners: Manners,
 ) -> None:
     """Run COMMAND with what promises most, measure it, and keep the winner.
@@ -234,100 +225,59 @@ def command(  # noqa: PLR0913 (one argument a flag)
     {traces} is a folder for its traces.
     """
     command_words, server = server_said.read(command_words)
-    knobs = TRAINING_KNOBS if server is None else SERVING_KNOBS
-    template = read_template(command_words, read_setting(now), knobs)
-    Settings(steps=steps, wait=wait)  # refuses what no capture can do
-    budget, scope = budget_said.read(), scope_said.read(out)
-    if scope_said.schedules is not None and template.now.schedule is None:
-        raise UsageError(
-            "--schedules needs {schedule} in COMMAND, which has none",
-            hint="write {schedule} where its name stands, and add --now schedule=1f1b",
-        )
-    if scope_said.search_rounds is not None and template.now.schedule is None:
-        raise UsageError(
-            "--search-rounds needs {schedule} in COMMAND, which has none",
-            hint="write {schedule} where its name or file stands, and add --now schedule=1f1b",
-        )
-    if traces is not None and not dry_run:
-        raise UsageError("--traces is for --dry-run", hint="add --dry-run, or leave it out")
-    bench = Bench(template=template, steps=steps, wait=wait, folder=out)
-    if server is not None and traces is not None:
-        raise UsageError("--traces is for a command", hint="leave it out: a server is run first")
+    request = read_request(
+        command_words,
+        now,
+        server=server,
+        budget=budget_said.read(),
+        scope=scope_said.read(out),
+        steps=steps,
+        wait=wait,
+        folder=out,
+    )
+    template = request.bench.template
+    for flag, typed in (
+        ("--schedules", scope_said.schedules),
+        ("--search-rounds", scope_said.search_rounds),
+    ):
+        if typed is not None and template.now.schedule is None:
+            raise UsageError(
+                f"{flag} needs {{schedule}} in COMMAND, which has none",
+                hint="write {schedule} where its name or file stands, and add --now schedule=1f1b",
+            )
     if dry_run:
-        found = _foresee(bench, server, budget, scope, traces)
-        tries = [prospect.setting for prospect in (found.tries if found else ()) if prospect.worth]
+        prospects = request.look_ahead()
+        tries = [
+            prospect.setting
+            for prospect in (prospects.tries if prospects else ())
+            if prospect.worth
+        ]
         commands = [(setting, template.fill(setting)) for setting in (template.now, *tries)]
-        page, data = dry_page(commands, found), answer_dry_run(commands, found)
-        print_answer(page, data, manners)
+        print_answer(dry_page(commands, prospects), answer_dry_run(commands, prospects), manners)
         return
     check_name(name)
     if force:
         begin_anew(out)
+
+    def say(line: str) -> None:
+        if not manners.quiet:
+            click.echo(line, err=True)
+
     with _history(store) as history:
-        tuned = _tune(bench, server, budget, scope, history, name=name, quiet=manners.quiet)
+        tuned = request.tune(
+            history,
+            name,
+            on_start=lambda chosen, done: say(
+                say_start(chosen.setting, chosen.why, chosen.expected, done)
+            ),
+            on_end=lambda run: say(say_end(run)),
+        )
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY
     following = "" if manners.quiet or tuned.winner is None else shlex.join(tuned.command)
     print_answer(tune_page(tuned, records, following), answer_tune(tuned), manners)
 
 
-def _tune(  # noqa: PLR0913 (what the flags came to)
-    bench: Bench,
-    server: Server | None,
-    budget: Budget,
-    scope: Scope,
-    history: Store | None,
-    *,
-    name: str,
-    quiet: bool,
-) -> Tuning:
-    """Run the loop; say on stderr what it does, and keep each run in the history."""
-
-    def say(line: str) -> None:
-        if not quiet:
-            click.echo(line, err=True)
-
-    def on_end(run: Run) -> None:
-        if history is not None:
-            remember(history, name, run)
-        say(say_end(run))
-
-    with Journal(bench.folder, heading_of(bench, server)) as journal:
-        if history is not None:
-            for run in journal.runs:  # a tuning that was killed may not have come to it
-                remember(history, name, run)
-        loop = _loop(
-            bench,
-            server,
-            journal=journal,
-            budget=budget,
-            scope=scope,
-            on_start=lambda chosen, done: say(
-                say_start(chosen.setting, chosen.why, chosen.expected, done)
-            ),
-            on_end=on_end,
-        )
-        return loop.run()
-
-
-def _loop(bench: Bench, server: Server | None, **known: Any) -> Loop:
-    if server is None:
-        return Loop(bench=bench, **known)
-    return ServerLoop(bench=bench, server=server, **known)
-
-
 NO_HISTORY = "; not in the history, which needs: pip install 'debubble[store]'"
-
-
-def heading_of(bench: Bench, server: Server | None = None) -> Heading:
-    """Say whose journal this is."""
-    return Heading(
-        schema=SCHEMA,
-        words=bench.template.words,
-        now=bench.template.now,
-        steps=bench.steps,
-        wait=bench.wait,
-        server="" if server is None else str(server),
-    )
 
 
 @contextmanager
@@ -344,52 +294,3 @@ def _history(url: str | None) -> Iterator[Store | None]:
         yield store
     finally:
         store.close()
-
-
-def _foresee(
-    bench: Bench, server: Server | None, budget: Budget, scope: Scope, traces: str | None
-) -> Prospects | None:
-    """Plan from traces, or from what has been run; None where there is neither."""
-    now = bench.template.now
-    if traces is not None:
-        reading = read_capture(traces)
-        _refuse_another(now, reading.measurement, traces)
-        outcome = Outcome(kind=Kind.MEASURED, seconds=0.0, measurement=reading.measurement)
-        run = Run(
-            number=0, token="", setting=now, why="", began_s=0.0, expected=None, outcome=outcome
-        )
-        standing = Standing(now=now, runs=(run,), limit_bytes=scope.limit_bytes)
-        return look_ahead(standing, run, reading, None, scope)
-    if not (bench.folder / NAME).exists():
-        return None
-    with Journal(bench.folder, heading_of(bench, server)) as journal:
-        loop = _loop(
-            bench,
-            server,
-            journal=journal,
-            budget=budget,
-            scope=scope,
-            on_start=lambda _chosen, _done: None,
-            on_end=lambda _run: None,
-        )
-        return loop.look() if loop.standing.first is not None else None
-
-
-def _refuse_another(now: Setting, measured: Measurement, traces: str) -> None:
-    """Refuse traces of another setting than the one that is said to be as it is."""
-    for knob in ("microbatches", "split", "schedule"):
-        said, shown = getattr(now, knob), getattr(measured, knob)
-        if said is not None and shown is not None and _is_another(said, shown):
-            found = Setting(**{knob: shown}).written(knob)
-            raise UsageError(
-                f"--now says {knob}={now.written(knob)}, the traces show {knob}={found}",
-                hint=f"say --now {knob}={found}, or give traces of the run as it is",
-                file=traces,
-            )
-
-
-def _is_another(said: object, shown: object) -> bool:
-    """Tell two values apart; a split with another sum counts layers otherwise, stage by stage."""
-    if isinstance(said, tuple) and isinstance(shown, tuple) and len(said) == len(shown):
-        return sum(said) == sum(shown) and said != shown
-    return said != shown

@@ -1,26 +1,47 @@
-"""The files of a run in → all its pipelines measured, whether it has four ranks or thousands.
+"""The files of a run in → all its pipelines measured, whether it has two ranks or thousands.
 
-A small run is read and built at once. Of a large one (`large.py`, imported only then), each rank is
-reduced where it is read, each part is built from its digests in a worker of this machine, and only
-the pipeline that is shown is ever held in full. Both ways give the same figures.
+One way for runs of any size. What is done a rank or a part at a time is a map; what joins them is
+small:
+
+    files ─ read ─► ranks ─ order_parts ─► parts ─ measure_part ─► figures of all, one to look into
+            map      │                             map
+                     └ held in memory, or beyond `HELD_RANKS` as digests on disk (`shelf.py`)
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
-from debubble.errors import Code, DebubbleError, Gap, NoPipeline, UsageError
+import numpy as np
+
+from debubble.errors import Code, DebubbleError, Gap, NoPipeline, TraceError, UsageError
 from debubble.schedules import SCHEDULES, Statement, state_schedule
-from debubble.timeline.build import all_inferred_alike, build_run, join_parts, renumber
+from debubble.timeline.build import (
+    BuiltPart,
+    HeldRank,
+    Part,
+    RankSource,
+    build_alike,
+    build_run,
+    join_parts,
+    load_part,
+    order_parts,
+    refuse_unread_devices,
+    renumber,
+)
 from debubble.timeline.chain import rank_of
-from debubble.timeline.figures import PipelineFigures, measure_pipeline, measure_stages
+from debubble.timeline.figures import PipelineFigures, measure_pipeline
+from debubble.timeline.infer import NoPipelineHere
 from debubble.timeline.inside import measure_inside, put_inside
 from debubble.timeline.job import ask_job
-from debubble.timeline.model import Timeline
+from debubble.timeline.meetings import meet_in_stages
+from debubble.timeline.model import RankTimeline, Role, Timeline, no_intervals, role_of
 from debubble.timeline.replicas import (
     ReplicaFigures,
     Workers,
@@ -28,18 +49,15 @@ from debubble.timeline.replicas import (
     judge_run,
     shown_of,
 )
-from debubble.timeline.steps import only_steps
+from debubble.timeline.steps import marks_steps, only_steps
 from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.content import DigestPlace
-from debubble.trace.engine import LOCAL, Engine, Progress
+from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
 from debubble.trace.format import Sidecar
 from debubble.trace.optable import FORMAT as OP_TABLES
-from debubble.trace.run import Run, RunFiles, read_run
+from debubble.trace.run import Run, RunFiles, read_run, unreadable
 from debubble.trace.source import DEFAULT_LIMITS, Limits
-
-if TYPE_CHECKING:
-    from debubble.fleet.large import Fleet, Spool
 
 # As many numbers as anyone would read.
 _NUMBERS_SHOWN = 20
@@ -101,6 +119,8 @@ def _listed(numbers: Sequence[int]) -> str:
     return shown if len(numbers) <= _NUMBERS_SHOWN else f"{shown}, … {numbers[-1]}"
 
 
+# Parts are built where their ranks lie, whoever read them: in this process, or by its workers.
+HERE, WORKERS_HERE = GivenEngine(executor=None), LocalEngine(worth_bytes=0)
 # Up to here a run is held whole: the largest pipelines have about as many ranks.
 HELD_RANKS = 64
 
@@ -153,8 +173,12 @@ class Means:
     held_ranks: int = HELD_RANKS
     """Up to so many files are held at once."""
 
+    def may_hold(self, found: RunFiles) -> bool:
+        """Tell whether all of a run may be held in memory."""
+        return len(found.capture.files) <= self.held_ranks
+
     def read(self, found: RunFiles) -> Run:
-        """Read a run that is held whole."""
+        """Read a run that is held."""
         return read_run(
             found,
             engine=self.engine,
@@ -164,19 +188,18 @@ class Means:
             digests=self.digests,
         )
 
-    def scout(self, found: RunFiles, spool: Spool | None) -> Fleet:
-        """Read a run that is not."""
-        from debubble.fleet.large import read_fleet  # noqa: PLC0415 (only large runs need it)
 
-        return read_fleet(
-            found,
-            spool,
-            engine=self.engine,
-            limits=self.limits,
-            rank=self.rank,
-            on_progress=self.on_progress,
-            digests=self.digests,
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksRead:
+    """A run, read, and where its ranks lie."""
+
+    run: Run
+    """Of ranks that are not held, headers, groups and peers."""
+    sources: Mapping[int, RankSource]
+    marked: bool
+    """Some rank marks steps."""
+    held: bool
+    """In memory, all of them."""
 
 
 def survey_run(
@@ -184,34 +207,207 @@ def survey_run(
 ) -> Survey:
     """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
     means, question = means or Means(), question or Question()
-    if len(found.capture.files) <= means.held_ranks:
-        run = means.read(found)
-        if not (run.tables and run.sidecars and not run.ranks):
-            return measure_run(run, question)
-        with _naming(run):
-            timeline = look_inside_passes(run, build_run(run, question.in_flight), means)
-        return _measure_held(run, timeline, run.ranks, question)
-    from debubble.fleet.large import spooling  # noqa: PLC0415 (only large runs need it)
+    if means.may_hold(found):
+        return measure_run(means.read(found), question, means)
+    from debubble.fleet.shelf import read_spooled, spooling  # noqa: PLC0415 (only large runs)
 
     with spooling() as spool:
-        fleet = means.scout(found, spool)
-        if fleet.run.tables and not fleet.run.ranks:
-            return measure_run(fleet.run, question)
-        return _survey_fleet(fleet, question, means)
+        return _measure(read_spooled(found, means, spool), question, means)
 
 
 def inspect_run(found: RunFiles, means: Means | None = None) -> Run:
     """Read a run for what its files hold; of a large one ranks come light, with summaries."""
     means = means or Means()
-    if len(found.capture.files) <= means.held_ranks:
+    if means.may_hold(found):
         return means.read(found)
-    return means.scout(found, None).run
+    from debubble.fleet.shelf import read_spooled  # noqa: PLC0415 (only large runs)
+
+    return read_spooled(found, means, None).run
 
 
-def measure_run(run: Run, question: Question) -> Survey:
+def measure_run(run: Run, question: Question, means: Means | None = None) -> Survey:
     """Measure a run that is held whole; raises `NoPipelineIn` where it has no pipeline."""
-    with _naming(run):
-        return _measure_held(run, build_run(run, question.in_flight), run.ranks, question)
+    read = RanksRead(
+        run=run,
+        sources={rank_of(trace): HeldRank(trace=trace) for trace in run.ranks},
+        marked=any(marks_steps(trace) for trace in run.ranks),
+        held=True,
+    )
+    return _measure(read, question, means or Means())
+
+
+def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
+    """Measure all pipelines, and look into the one that drags the others, or waits most."""
+    with _naming(read.run):
+        if read.run.tables and not read.run.ranks:
+            return _survey_table(read.run, question, means)
+        refuse_unread_devices(read.run.ranks)
+        parts, gaps = order_parts(
+            read.run.ranks,
+            read.sources,
+            read.run.sidecars,
+            marked=read.marked,
+            in_flight=question.in_flight,
+        )
+        keeps = read.held or len(parts) == 1
+        lost: list[Gap] = []
+
+        def measure_parts(parts: Sequence[Part]) -> list[tuple[Part, BuiltPart]]:
+            """Measure parts where their ranks lie: on this machine, in this process if held."""
+            task = partial(measure_part, question=question, keeps=keeps)
+            engine: Engine = HERE if keeps else WORKERS_HERE
+            show = None if keeps else means.on_progress
+            measured = []
+            with closing(
+                map_files(task, parts, engine, means.limits, show, ordered=True)
+            ) as outcomes:
+                for part, outcome in outcomes:
+                    if isinstance(outcome, TraceError):
+                        lost.append(unreadable(outcome))
+                    else:
+                        measured.append((part, outcome))
+            return measured
+
+        built = build_alike(parts, measure_parts)
+        whole = join_parts([part.timeline for _, part in built], gaps)
+    run = replace(read.run, gaps=(*read.run.gaps, *lost))
+    every = _number_alike([part for _, part in built], whole, run)
+    seen = _look_into(every, whole, question)
+    if keeps:
+        timeline, traces = whole, tuple(trace for _, part in built for trace in part.traces)
+        mates: Iterable[RankTrace] = ()
+    else:
+        ranks = {rank.rank for rank in seen.shown.ranks}
+        part = load_part(next(part for part, _ in built if ranks <= part.ranks), means.limits)
+        numbers = {members: number for number, members in whole.members.items()}
+        timeline = replace(renumber(join_parts([part.timeline]), numbers), gaps=whole.gaps)
+        traces, mates = part.traces, _load_stage_mates(read, part.traces, ranks, means.limits)
+    timeline = meet_in_stages(timeline, chain(traces, mates))
+    # What is known of them in full takes the place of what came back from workers.
+    full = {
+        pipeline.pipeline: replace(pipeline, ranks=timeline.ranks_of(pipeline.pipeline))
+        for pipeline in seen.figures
+        if pipeline.pipeline in timeline.pipelines
+    }
+    return Survey(
+        run=run,
+        figures=tuple(full.get(pipeline.pipeline, pipeline) for pipeline in seen.figures),
+        shown=full[seen.shown.pipeline],
+        replicas=seen.replicas,
+        workers=seen.workers,
+        timeline=timeline,
+        traces=traces,
+    )
+
+
+def _survey_table(run: Run, question: Question, means: Means) -> Survey:
+    """Measure an op table, which holds all its ranks itself."""
+    timeline = build_run(run)
+    if run.sidecars:
+        timeline = look_inside_passes(run, timeline, means)
+    every = measure_asked(timeline, timeline.pipelines, run.sidecars, question)
+    seen = _look_into(every, timeline, question)
+    return Survey(
+        run=run,
+        figures=seen.figures,
+        shown=seen.shown,
+        replicas=seen.replicas,
+        workers=seen.workers,
+        timeline=timeline,
+        traces=(),
+    )
+
+
+class _Look(NamedTuple):
+    """The pipelines asked about, held against each other and against all others."""
+
+    figures: tuple[PipelineFigures, ...]
+    shown: PipelineFigures
+    replicas: ReplicaFigures | None
+    workers: Workers
+
+
+def _look_into(every: Sequence[PipelineFigures], whole: Timeline, question: Question) -> _Look:
+    asked = pipelines_asked(whole, question)
+    figures = tuple(pipeline for pipeline in every if pipeline.pipeline in asked)
+    replicas = judge_run(figures)
+    streams = any(pipeline.kind == "stream" or not pipeline.windows for pipeline in every)
+    stages = {pipeline.pipeline: pipeline.stages for pipeline in every}
+    return _Look(
+        figures=figures,
+        shown=shown_of(figures, replicas),
+        replicas=replicas,
+        workers=Workers() if streams else compare_workers(stages),
+    )
+
+
+def measure_part(part: Part, limits: Limits, *, question: Question, keeps: bool) -> BuiltPart:
+    """Build a part and measure all its pipelines; keep the figures alone, or everything."""
+    built = load_part(part, limits)
+    timeline = built.timeline
+    if isinstance(timeline, NoPipelineHere):
+        return built if keeps else replace(built, traces=())
+    figures = measure_asked(timeline, timeline.pipelines, part.sidecars, question)
+    if keeps:
+        return replace(built, figures=figures)
+    nothing = np.zeros(0, dtype=np.intp)
+    return BuiltPart(
+        timeline=replace(
+            timeline,
+            ranks=_without_intervals(timeline.ranks),
+            passes=timeline.passes.where(nothing),
+            transfers=timeline.transfers.where(nothing),
+        ),
+        figures=tuple(
+            replace(pipeline, ranks=_without_intervals(pipeline.ranks)) for pipeline in figures
+        ),
+    )
+
+
+def _without_intervals(ranks: Sequence[RankTimeline]) -> tuple[RankTimeline, ...]:
+    nothing = no_intervals()
+    return tuple(
+        replace(
+            rank,
+            busy=nothing,
+            occupied=nothing,
+            apparent=nothing,
+            unissued=nothing,
+            outside=(),
+            side_work=(),
+        )
+        for rank in ranks
+    )
+
+
+def _number_alike(parts: Sequence[BuiltPart], whole: Timeline, run: Run) -> list[PipelineFigures]:
+    """Return the figures of all parts, numbered as in the whole run; groups are shared objects."""
+    numbers = {members: number for number, members in whole.members.items()}
+    groups = {rank_of(trace): trace.groups for trace in run.ranks}
+    numbered = []
+    for pipeline in (pipeline for part in parts for pipeline in part.figures):
+        number = numbers[pipeline.ranks[0].members]
+        ranks = tuple(
+            replace(
+                rank,
+                pipeline=number,
+                collectives=rank.collectives
+                and replace(rank.collectives, groups=groups[rank.rank]),
+            )
+            for rank in pipeline.ranks
+        )
+        numbered.append(replace(pipeline, pipeline=number, ranks=ranks))
+    return sorted(numbered, key=lambda pipeline: pipeline.pipeline)
+
+
+def _load_stage_mates(
+    read: RanksRead, traces: Sequence[RankTrace], shown: Collection[int], limits: Limits
+) -> Iterator[RankTrace]:
+    """Yield, one by one, the ranks of other pipelines that share stages with those shown."""
+    groups = {group for trace in traces if trace.rank in shown for group in trace.groups}
+    mates = {rank for group in groups if role_of(group) is Role.INNER for rank in group.ranks}
+    for rank in sorted((mates & set(read.sources)) - {trace.rank for trace in traces}):
+        yield read.sources[rank].load(limits)
 
 
 # What a meter and the captures it has taken are called: the job's start, and the first step.
@@ -266,34 +462,6 @@ def _read_beside(capture: Capture, run: Run, means: Means) -> Run:
     return replace(means, on_progress=None).read(found)
 
 
-def _measure_held(
-    run: Run, timeline: Timeline, traces: tuple[RankTrace, ...], question: Question
-) -> Survey:
-    figures = measure_asked(timeline, pipelines_asked(timeline, question), run.sidecars, question)
-    several = len(timeline.pipelines) > 1
-    replicas = judge_run(figures) if several else None
-    return Survey(
-        run=run,
-        figures=figures,
-        shown=shown_of(figures, replicas) if several else figures[0],
-        replicas=replicas,
-        workers=_find_workers(timeline, figures) if several else Workers(),
-        timeline=timeline,
-        traces=traces,
-    )
-
-
-def _find_workers(timeline: Timeline, figures: Sequence[PipelineFigures]) -> Workers:
-    """Compare the devices of all pipelines, also of those that were not asked about."""
-    if any(pipeline.kind == "stream" or not pipeline.windows for pipeline in figures):
-        return Workers()
-    stages = {pipeline.pipeline: pipeline.stages for pipeline in figures}
-    kept = only_steps(timeline, [window.step for window in figures[0].windows])
-    for other in set(timeline.pipelines) - set(stages):
-        stages[other] = measure_stages(kept, timeline.ranks_of(other))
-    return compare_workers(stages)
-
-
 @contextmanager
 def _naming(run: Run) -> Iterator[None]:
     """Let whoever catches that there is no pipeline know in which run."""
@@ -301,54 +469,3 @@ def _naming(run: Run) -> Iterator[None]:
         yield
     except NoPipeline as why:
         raise NoPipelineIn(why, run) from why
-
-
-def _survey_fleet(fleet: Fleet, question: Question, means: Means) -> Survey:
-    """Measure part by part; of several, hold the one in full whose pipeline is shown."""
-    from debubble.fleet import large  # noqa: PLC0415 (only large runs need it)
-
-    limits, on_progress = means.limits, means.on_progress
-    orders, gaps = large.order_parts(fleet, question)
-    if len(orders) == 1:
-        part = large.load_part(orders[0], limits)
-        with _naming(fleet.run):
-            timeline = join_parts([part.timeline], gaps)
-        return _measure_held(fleet.run, timeline, part.traces, question)
-    measured, lost = large.measure_parts(orders, limits, on_progress)
-    if not all_inferred_alike([part.timeline for _, part in measured]):
-        orders = [replace(order, marked=False, may_infer=False) for order, _ in measured]
-        measured, more = large.measure_parts(orders, limits, on_progress)
-        lost += more
-    run = replace(fleet.run, gaps=(*fleet.run.gaps, *lost))
-    with _naming(run):
-        whole = join_parts([part.timeline for _, part in measured], gaps)
-    numbers = {members: number for number, members in whole.members.items()}
-    wanted = frozenset(pipelines_asked(whole, question))
-    groups = {rank_of(trace): trace.groups for trace in run.ranks}
-    every = [
-        pipeline
-        for _, part in measured
-        for pipeline in large.settle_figures(part.figures, numbers, groups)
-    ]
-    every.sort(key=lambda pipeline: pipeline.pipeline)
-    figures = [pipeline for pipeline in every if pipeline.pipeline in wanted]
-    streams = any(pipeline.kind == "stream" for pipeline in every)
-    replicas = judge_run(figures)
-    worst = shown_of(figures, replicas)
-    order = next(order for order, _ in measured if worst.ranks[0].rank in order.ranks)
-    part = large.load_part(order, limits)
-    timeline = renumber(replace(join_parts([part.timeline]), gaps=whole.gaps), numbers)
-    shown = measure_asked(timeline, [worst.pipeline], run.sidecars, question)[0]
-    return Survey(
-        run=run,
-        figures=tuple(
-            shown if pipeline.pipeline == shown.pipeline else pipeline for pipeline in figures
-        ),
-        shown=shown,
-        replicas=replicas,
-        workers=Workers()
-        if streams
-        else compare_workers({pipeline.pipeline: pipeline.stages for pipeline in every}),
-        timeline=timeline,
-        traces=part.traces,
-    )

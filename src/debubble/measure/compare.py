@@ -54,6 +54,8 @@ _Lengths: TypeAlias = _Pair[tuple[float, ...]]
 DEFAULT_THRESHOLD = 0.02
 # Fragments and other processes take their part: closer to the limit, the next long batch fails.
 SAFE_SHARE = 0.05
+# Of a mix of lengths some tens of requests have another mean each time: by up to 15 %.
+_SAME_LENGTHS = 0.2
 # What is held against each other by its difference, for it may be zero.
 _SHARES = frozenset({"bubble"})
 _LARGER_IS_BETTER = frozenset({"throughput"})
@@ -158,6 +160,12 @@ def _compare_served(
     impossible, because = [], []
     if first.load != second.load:
         impossible.append(f"{first.load} before, {second.load} after")
+    for what, was, now in (
+        ("prompts", first.prompt_tokens, second.prompt_tokens),
+        ("answers", first.output_tokens, second.output_tokens),
+    ):
+        if was and now and max(was, now) > (1 + _SAME_LENGTHS) * min(was, now):
+            impossible.append(f"{what} of {was:.0f} tokens before, of {now:.0f} after")
     if verdict is Verdict.BETTER:
         because = [
             f"more gets done, yet a user waits longer for {what}"

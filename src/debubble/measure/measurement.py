@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-import msgspec
-
 from debubble.errors import Gap, UsageError
-from debubble.load import SCHEMA, Load, LoadResult
 from debubble.measure.prediction import Prediction
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import Basis, JobFacts, ask_job
 from debubble.timeline.model import RankTimeline, Timeline, ranks_a_device
 from debubble.trace.run import Run
-from debubble.units import NS_PER_S, counted
+from debubble.units import NS_PER_S
 
 _Value = TypeVar("_Value")
 
@@ -61,14 +57,17 @@ class ServerSamples:
     open_loop: bool
     """Whether requests came at a rate, whatever the server did: throughput tells nothing then."""
     out_per_s: tuple[float, ...]
-    """Tokens of answers: of a closed loop what each request got, times the clients; of an open one
-    in equal parts of the time."""
+    """Tokens of answers: of a closed loop what each request got, times the clients; else of each
+    run."""
     in_per_s: tuple[float, ...]
     """Tokens of prompts, of each run."""
     ttft_s: tuple[float, ...]
     tpot_s: tuple[float, ...]
     latency_s: tuple[float, ...]
     failed: int
+    prompt_tokens: float | None = None
+    """Of a prompt, the mean, and of an answer: loads of other lengths are other work."""
+    output_tokens: float | None = None
 
     @property
     def runs(self) -> int:
@@ -387,79 +386,3 @@ def _known(values: Iterable[_Value | None]) -> tuple[_Value, ...]:
 def middle(values: Sequence[float]) -> float | None:
     """Return the median; None of nothing."""
     return float(median(values)) if values else None
-
-
-# Enough of a file to see whose it is.
-_HEAD = 64
-
-
-def measure_load(result: LoadResult) -> Measurement:
-    """Return what came of a load, as it is compared and kept."""
-    if not result.requests:
-        raise UsageError(
-            f"no request was answered in {result.seconds:g} s"
-            + (f": {result.problem}" if result.problem else ""),
-            hint="give the load more seconds, or look into the server's output",
-        )
-    asked = result.requests
-    out_per_s = result.out_per_s
-    if result.load.clients is not None:
-        # Requests of a closed loop fall into step, and tokens come in waves: parts of the time tell
-        # more of the waves than of the server. What a user gets, times the users, does not.
-        out_per_s = tuple(
-            result.load.clients * request.output / request.latency_s
-            for request in asked
-            if request.latency_s > 0
-        )
-    return Measurement(
-        kind="serving",
-        ranks=(),
-        stages=0,
-        microbatches=None,
-        schedule=None,
-        split=None,
-        message_bytes=None,
-        tokens=None,
-        samples=(),
-        traced=Basis.UNPROFILED,
-        memory=(),
-        environment=Environment(),
-        served=ServerSamples(
-            load=say_load(result.load),
-            open_loop=result.load.rate is not None,
-            out_per_s=out_per_s,
-            in_per_s=(result.tokens_in_per_s,),
-            ttft_s=tuple(request.ttft_s for request in asked),
-            tpot_s=tuple(request.tpot_s for request in asked if request.tpot_s is not None),
-            latency_s=tuple(request.latency_s for request in asked),
-            failed=result.failed,
-        ),
-    )
-
-
-def say_load(load: Load) -> str:
-    """Say which load it is; how long it lasts, and which requests chance drew, is left out."""
-    lengths = f"{load.prompt} tokens in, {load.output} out"
-    if load.trace is not None:
-        lengths = f"requests of {load.trace}"
-    if load.rate is not None:
-        return f"{lengths}, {load.rate:g} requests a second"
-    return f"{lengths}, {counted(load.clients or 0, 'client')}"
-
-
-def read_load_result(file: str) -> Measurement | None:
-    """Return the measurement in a file of `debubble.load`; None where it is no such file."""
-    try:
-        with Path(file).open("rb") as source:
-            if SCHEMA.encode() not in source.read(_HEAD):
-                return None
-            source.seek(0)
-            text = source.read()
-    except (OSError, ValueError):
-        return None
-    try:
-        return measure_load(msgspec.json.decode(text, type=LoadResult))
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageError(
-            f"cannot be read: {error}", hint="write it again with debubble.load", file=file
-        ) from error

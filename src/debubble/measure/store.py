@@ -356,3 +356,12 @@ def default_url(environment: Mapping[str, str], home: Path) -> str:
     base = environment.get("XDG_DATA_HOME") or environment.get("LOCALAPPDATA")
     folder = (Path(base) if base else home / ".local" / "share") / "debubble"
     return f"sqlite:///{folder / 'history.db'}"
+
+
+def store_url(stated: str | None) -> str:
+    """Return the store that was stated, or the user's own, whose folder is made."""
+    if stated is not None:
+        return stated
+    url = default_url(os.environ, Path.home())
+    Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    return url

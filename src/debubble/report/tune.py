@@ -82,7 +82,7 @@ def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects |
         told = ", ".join(setting.knobs())
         page.notes = [
             f"then what a plan made of that run promises, by: {told}",
-            "with --traces of a run as it is, or once it has run, this shows what that is",
+            "once it has run, this shows what that is; of traces, debubble plan does",
         ]
         return page
     worth = [prospect for prospect in found.tries if prospect.worth]

@@ -15,7 +15,7 @@ the pipeline: no kernel of it is work.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,20 +132,22 @@ def join_meetings(parts: Sequence[Meetings]) -> Meetings:
 _COLUMNS = tuple(Meetings.__dataclass_fields__)
 
 
-def meet_in_stages(timeline: Timeline, traces: Sequence[RankTrace]) -> Timeline:
+def meet_in_stages(timeline: Timeline, traces: Iterable[RankTrace]) -> Timeline:
     """Match the collectives among ranks of one stage, which lie in several pipelines.
 
-    Pipelines have clocks of their own; members leave such a collective together.
+    Pipelines have clocks of their own; members leave such a collective together. Traces may also be
+    of ranks that share a stage with those of the timeline.
     """
     lines = {line.rank: line for line in timeline.ranks}
     seen: dict[tuple[str, tuple[int, ...]], dict[int, Attendance]] = {}
     for trace in traces:
-        line = lines.get(UNKNOWN if trace.rank is None else trace.rank)
-        for number, group in enumerate(trace.groups if line else ()):
-            among = role_of(group) is Role.INNER and len({*group.ranks} & lines.keys()) > 1
-            if line is not None and among and not crosses_stages(group, line.members):
-                attendance = attend(trace, number, line.clock_offset_ns)
-                seen.setdefault((group.name, group.ranks), {})[line.rank] = attendance
+        rank = UNKNOWN if trace.rank is None else trace.rank
+        for number, group in enumerate(trace.groups):
+            member = lines.get(rank) or lines.get(min({*group.ranks} & lines.keys(), default=-1))
+            among = role_of(group) is Role.INNER and rank in group.ranks and len(group.ranks) > 1
+            if member is not None and among and not crosses_stages(group, member.members):
+                attendance = attend(trace, number, member.clock_offset_ns)
+                seen.setdefault((group.name, group.ranks), {})[rank] = attendance
     found: dict[int, list[Meetings]] = {}
     for (_, ranks), members in seen.items():
         if len(members) < len(ranks) or len({len(one.end_ns) for one in members.values()}) > 1:

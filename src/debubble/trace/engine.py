@@ -1,7 +1,7 @@
 """A task and files in → what came of each, also where a worker dies.
 
-`local` is a process pool of this machine, where the files are worth one; `tcp://scheduler:8786` and
-`tls://…` are a Dask cluster; anything else that is a `concurrent.futures.Executor` will do as well.
+Work goes to a `concurrent.futures.Executor`: processes of this machine, where the files are worth
+them, or whatever an engine lends; `debubble.cluster` lends the workers of a Dask cluster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import (
@@ -26,9 +25,9 @@ from concurrent.futures import (
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
-from debubble.errors import TraceError, TraceTooLarge, UsageError
+from debubble.errors import TraceError, TraceTooLarge
 from debubble.trace.format import TraceFile
 from debubble.trace.source import Limits, size_of
 
@@ -45,68 +44,27 @@ _ATTEMPTS = 3
 
 # A connection may break, a disk stutter; what fails three times is broken.
 _TRIES = 3
-# How often somebody looks whether the workers are still there.
-_LOOK_S = 1.0
 
 # Of Linux' prctl: what a process is sent when its parent ends.
 _DEATH_SIGNAL = 1
 
-_CLUSTER_SCHEMES = ("tcp", "tls", "ws", "wss")
-
 _Known = TypeVar("_Known", bound=TraceFile)
 _Result = TypeVar("_Result")
+_Words = ParamSpec("_Words")
 Task = Callable[[_Known, Limits], _Result]
 Progress = Callable[[int, int], None]
 
 
-class Crew(Protocol):
-    """Workers, as long as they are lent."""
-
-    attempts: int
-    """How often a file may lose its worker while nothing else is in work, before it is given up."""
-
-    def workers(self) -> int:
-        """Return how many files can be in work at once, at least one."""
-        ...
-
-    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
-        """Hand out one file."""
-        ...
-
-    def is_loss(self, error: BaseException) -> bool:
-        """Tell the loss of a worker from an error of the task."""
-        ...
-
-    def renew(self) -> bool:
-        """Replace lost workers; False where nobody can."""
-        ...
-
-    def look_around(self) -> None:
-        """See now and then who is there; raise where there is nobody left to wait for."""
-        ...
+class WorkerLost(Exception):
+    """A task took its worker along; the executor goes on without it."""
 
 
 class Engine(Protocol):
-    """Lends a crew for some files; nothing is left running or queued once it is given back."""
+    """Lends an executor for some files; nothing is left running once it is given back."""
 
-    def hire(self, files: Sequence[TraceFile]) -> AbstractContextManager[Crew | None]:
-        """Lend a crew, or None where the files are best read right here."""
+    def lend(self, files: Sequence[TraceFile]) -> AbstractContextManager[Executor | None]:
+        """Lend an executor, or None where the files are best read right here."""
         ...
-
-
-def engine_at(address: str) -> Engine:
-    """Return the engine of that name or address."""
-    if address == "local":
-        return LOCAL
-    scheme, separator, rest = address.partition("://")
-    if separator and rest.rpartition(":")[2].isdigit() and scheme in _CLUSTER_SCHEMES:
-        from debubble.trace.dask_engine import DaskEngine  # noqa: PLC0415 (an extra, and slow)
-
-        return DaskEngine(address=address)
-    raise UsageError(
-        f"there is no engine {address!r}",
-        hint="give local, or the address of a Dask scheduler such as tcp://scheduler:8786",
-    )
 
 
 def map_files(  # noqa: PLR0913 (one argument a question)
@@ -125,11 +83,11 @@ def map_files(  # noqa: PLR0913 (one argument a question)
     """
     early: dict[int, _Result | TraceError] = {}
     following = 0
-    with engine.hire(files) as crew:
-        if crew is None:
+    with engine.lend(files) as executor:
+        if executor is None:
             outcomes = _work_here(task, files, limits)
         else:
-            outcomes = _Shift(task, files, crew, limits).outcomes()
+            outcomes = _Shift(task, files, executor, limits).outcomes()
         with closing(outcomes):
             for done, (number, outcome) in enumerate(outcomes, start=1):
                 if on_progress is not None:
@@ -170,17 +128,23 @@ class _Order(Generic[_Known]):
 
 
 class _Shift(Generic[_Known, _Result]):
-    """Files handed out to a crew until each has its outcome.
+    """Files handed out to workers until each has its outcome.
 
     A file whose worker died is set aside and tried alone when all others are done: so the one that
     kills is told from those that were beside it.
     """
 
     def __init__(
-        self, task: Task[_Known, _Result], files: Sequence[_Known], crew: Crew, limits: Limits
+        self,
+        task: Task[_Known, _Result],
+        files: Sequence[_Known],
+        executor: Executor,
+        limits: Limits,
     ) -> None:
         self._task = task
-        self._crew = crew
+        self._executor = executor
+        # Of somebody else's executor, what it loses is lost, and of its workers it tells itself.
+        self._attempts = _ATTEMPTS if isinstance(executor, Pool) else 1
         self._limits = limits
         self._waiting = deque(_Order(number, known) for number, known in enumerate(files))
         self._suspects: deque[_Order[_Known]] = deque()
@@ -189,15 +153,10 @@ class _Shift(Generic[_Known, _Result]):
 
     def outcomes(self) -> Generator[tuple[int, _Result | TraceError]]:
         """Yield the number of each file with what came of it."""
-        looks_at_s = time.monotonic() + _LOOK_S
         try:
             while self._waiting or self._suspects or self._flying:
                 yield from self._hand_out()
-                done, _ = wait(self._flying, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
-                now_s = time.monotonic()
-                if now_s >= looks_at_s:
-                    looks_at_s = now_s + _LOOK_S
-                    self._crew.look_around()
+                done, _ = wait(self._flying, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield from self._settle(self._flying.pop(future), future)
         finally:
@@ -205,17 +164,20 @@ class _Shift(Generic[_Known, _Result]):
                 future.cancel()
 
     def _hand_out(self) -> Iterator[tuple[int, TraceError]]:
-        """Fill the crew's hands; a suspect goes alone."""
+        """Fill the workers' hands; a suspect goes alone."""
         if self._is_broken and self._flying:
             return
-        if self._is_broken and not self._crew.renew():
+        if self._is_broken and isinstance(self._executor, Pool):
+            self._executor.renew()
+        elif self._is_broken:
             for order in (*self._waiting, *self._suspects):
                 yield order.number, _lost(order.known)
             self._waiting.clear()
             self._suspects.clear()
             return
         self._is_broken = False
-        most = _AHEAD * self._crew.workers()
+        workers = int(getattr(self._executor, "_max_workers", 0)) or os.cpu_count() or 1
+        most = _AHEAD * workers
         while self._waiting and len(self._flying) < most and not self._is_broken:
             self._submit(self._waiting.popleft())
         if self._suspects and not self._flying and not self._is_broken:
@@ -224,7 +186,7 @@ class _Shift(Generic[_Known, _Result]):
     def _submit(self, order: _Order[_Known]) -> None:
         order.alone = not self._flying and not self._waiting
         try:
-            self._flying[self._crew.submit(self._task, order.known, self._limits)] = order
+            self._flying[self._executor.submit(self._task, order.known, self._limits)] = order
         except BrokenExecutor:
             self._is_broken = True
             self._waiting.appendleft(order)
@@ -240,10 +202,10 @@ class _Shift(Generic[_Known, _Result]):
             yield order.number, error
         elif isinstance(error, MemoryError):
             yield order.number, too_large(order.known)
-        elif self._crew.is_loss(error):
+        elif isinstance(error, BrokenExecutor | CancelledError | WorkerLost):
             self._is_broken |= isinstance(error, BrokenExecutor)
             order.losses += 1
-            if order.alone and order.losses >= self._crew.attempts:
+            if order.alone and order.losses >= self._attempts:
                 yield order.number, _lost(order.known)
             else:
                 self._suspects.append(order)
@@ -295,7 +257,7 @@ class LocalEngine:
     worth_bytes: int | None = None
 
     @contextmanager
-    def hire(self, files: Sequence[TraceFile]) -> Iterator[Crew | None]:
+    def lend(self, files: Sequence[TraceFile]) -> Iterator[Executor | None]:
         """Lend a process pool, where the files are worth one and other processes can see them."""
         worth = _WORTH_A_POOL_BYTES if self.worth_bytes is None else self.worth_bytes
         in_memory = any(known.file.startswith("memory://") for known in files)
@@ -303,13 +265,13 @@ class LocalEngine:
         if len(files) < 2 or in_memory or not any(total >= worth for total in sizes):
             yield None
             return
-        crew = ProcessCrew(min(len(files), self.workers or os.cpu_count() or 1))
+        pool = Pool(min(len(files), self.workers or os.cpu_count() or 1))
         try:
-            yield crew
+            yield pool
         except BaseException:
-            crew.dismiss()
+            pool.dismiss()
             raise
-        crew.close()
+        pool.shutdown()
 
 
 LOCAL = LocalEngine()
@@ -317,72 +279,42 @@ LOCAL = LocalEngine()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenEngine:
-    """An executor of the caller's, who also shuts it down."""
+    """An executor of the caller's, who also shuts it down; None: this process."""
 
-    executor: Executor
+    executor: Executor | None
 
     @contextmanager
-    def hire(self, files: Sequence[TraceFile]) -> Iterator[Crew | None]:  # noqa: ARG002
+    def lend(self, files: Sequence[TraceFile]) -> Iterator[Executor | None]:  # noqa: ARG002
         """Lend the executor as it is."""
-        workers = int(getattr(self.executor, "_max_workers", 0)) or os.cpu_count() or 1
-        yield ExecutorCrew(self.executor, workers)
+        yield self.executor
 
 
-class ExecutorCrew:
-    """Somebody else's executor: what it loses is lost, and of its workers it tells itself."""
-
-    attempts = 1
-
-    def __init__(self, executor: Executor, workers: int) -> None:
-        self._executor = executor
-        self._workers = workers
-
-    def workers(self) -> int:
-        """Return how many files can be in work at once."""
-        return self._workers
-
-    def submit(self, task: Task[_Known, _Result], known: _Known, limits: Limits) -> Future[_Result]:
-        """Hand out one file."""
-        return self._executor.submit(task, known, limits)
-
-    def is_loss(self, error: BaseException) -> bool:
-        """Tell the loss of a worker from an error of the task."""
-        return isinstance(error, BrokenExecutor | CancelledError)
-
-    def renew(self) -> bool:
-        """Say that nobody can: the executor is the caller's."""
-        return False
-
-    def look_around(self) -> None:
-        """Trust the executor."""
-
-
-class ProcessCrew(ExecutorCrew):
-    """A process pool that is built anew when a worker dies and takes it along."""
-
-    attempts = _ATTEMPTS
+class Pool(Executor):
+    """Processes of this machine, started anew when one dies and takes the others along."""
 
     def __init__(self, workers: int) -> None:
-        super().__init__(_make_pool(workers), workers)
+        self._max_workers = workers
+        self._pool = _make_pool(workers)
 
-    def is_loss(self, error: BaseException) -> bool:
-        """Tell the loss of a worker: nobody but us cancels."""
-        return isinstance(error, BrokenExecutor)
+    def submit(
+        self, task: Callable[_Words, _Result], /, *words: _Words.args, **more: _Words.kwargs
+    ) -> Future[_Result]:
+        """Hand out work."""
+        return self._pool.submit(task, *words, **more)
 
-    def renew(self) -> bool:
-        """Build the pool anew."""
-        self._executor.shutdown(wait=True)
-        self._executor = _make_pool(self._workers)
-        return True
+    def renew(self) -> None:
+        """Start the processes anew."""
+        self._pool.shutdown()
+        self._pool = _make_pool(self._max_workers)
 
-    def close(self) -> None:
-        """Send the workers home; none has anything left to do."""
-        self._executor.shutdown(wait=True)
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Send the workers home."""
+        self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def dismiss(self) -> None:
         """End the workers at once, in the middle of their files."""
-        processes = list((getattr(self._executor, "_processes", None) or {}).values())
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        processes = list((getattr(self._pool, "_processes", None) or {}).values())
+        self.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             with suppress(OSError, ValueError):
                 process.terminate()

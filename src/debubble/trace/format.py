@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.columns import OpTable, RankTrace
 from debubble.trace.source import Limits, is_url, read_whole
@@ -348,6 +350,14 @@ class Format:
         """Tell a file that should be of this format by its name, whatever is in it."""
         name = file.lower()
         return any(word in name for word in self.in_names)
+
+
+def decode_json(data: bytes, kind: type[_Kind], file: str, *, problem: str, hint: str) -> _Kind:
+    """Decode a whole file, typed; numbers may be written as text."""
+    try:
+        return msgspec.json.decode(data, type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{problem}: {error}", file=file, hint=hint) from error
 
 
 def rank_from_name(file: str) -> int | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,7 +38,7 @@ from debubble.trace.digest.content import (
     keep_traces,
     stamp_of,
 )
-from debubble.trace.engine import LOCAL, Engine, GivenEngine, Progress, map_files, too_large
+from debubble.trace.engine import LOCAL, Engine, Progress, map_files, too_large
 from debubble.trace.format import (
     OTHER,
     OTHER_JSON,
@@ -122,7 +121,6 @@ def read_run(  # noqa: PLR0913 (each may be left out)
     found: RunFiles,
     *,
     engine: Engine = LOCAL,
-    executor: Executor | None = None,
     limits: Limits = DEFAULT_LIMITS,
     rank: int | None = None,
     on_progress: Progress | None = None,
@@ -130,11 +128,8 @@ def read_run(  # noqa: PLR0913 (each may be left out)
 ) -> Run:
     """Read every file of a capture; a file that cannot be read becomes a gap, the others go on.
 
-    Where there is a place for digests, that of each file is written as it is read. An executor of
-    your own takes the place of the engine; you shut it down.
+    Where there is a place for digests, that of each file is written as it is read.
     """
-    if executor is not None:
-        engine = GivenEngine(executor=executor)
     task = partial(read_file, digests=digests)
     outcomes = map_files(task, found.capture.files, engine, limits, on_progress, ordered=True)
     with closing(outcomes):

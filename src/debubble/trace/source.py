@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, TypeVar, cast
 
 from isal import isal_zlib
@@ -40,7 +40,7 @@ _SMALL_MEMBER_BYTES = 1024
 
 # The ratio says nothing about a small file: a few kilobytes of one repeated event are harmless.
 # What is kept of events takes up to seven times their text.
-_RATIO_APPLIES_FROM = 16 * 1024 * 1024
+RATIO_APPLIES_FROM_BYTES = 16 * 1024 * 1024
 
 # Enough for what a file is and whose; then twice as much each time, up to what costs no memory
 # and hides the tens of milliseconds that each request takes.
@@ -204,12 +204,19 @@ class Source:
                 file=self.file,
             )
         grown = self.inflated_bytes > self.limits.ratio * self.compressed_bytes
-        if grown and self.inflated_bytes > _RATIO_APPLIES_FROM:
+        if grown and self.inflated_bytes > RATIO_APPLIES_FROM_BYTES:
             raise TraceTooLarge(
                 f"inflates more than {self.limits.ratio:.0f} times: a gzip bomb, not a trace",
                 hint="if the file is what you think it is, raise --max-ratio",
                 file=self.file,
             )
+
+
+def inflate(file: str, limits: Limits, at_most: int | None = None) -> bytes:
+    """Return a whole file, inflated, of a format that is held whole."""
+    if at_most is not None:
+        limits = replace(limits, inflated_bytes=min(limits.inflated_bytes, at_most))
+    return b"".join(Source(file, limits).pieces())
 
 
 def is_url(file: str) -> bool:

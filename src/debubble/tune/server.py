@@ -1,28 +1,33 @@
 """A server's command, its address and a load in → the setting that serves best, by serving it.
 
 A run is: the server started, waited for until it answers, put under the load, measured by what its
-users see, captured where its engine is known, and ended with all that came of it.
+users see, captured where its engine is known, and ended with all that came of it. The load is a
+command of the user's: `vllm bench serve`, guidellm, aiperf, or `python -m debubble.load`.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import TypeVar
 
 from debubble.analysis import Analysis
 from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
-from debubble.errors import DebubbleError, TuneError, UsageError
-from debubble.load import Load, drive, read_mix
-from debubble.measure.measurement import measure_load, say_load
+from debubble.errors import DebubbleError, TuneError
+from debubble.measure.load_results import (
+    LoadResult,
+    measure_load,
+    parse_load_result,
+    read_load_result,
+)
 from debubble.plan.baseline import even_split
 from debubble.plan.serving import ServingSetting
 from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
@@ -30,6 +35,7 @@ from debubble.serving.traffic import Traffic
 from debubble.tune.journal import Expectation, Run
 from debubble.tune.loop import Loop, Next
 from debubble.tune.prospects import Prospect, Prospects, is_hopeless
+from debubble.tune.setting import fill_words
 from debubble.tune.trial import (
     LOG,
     Bench,
@@ -38,15 +44,17 @@ from debubble.tune.trial import (
     ProcessEnd,
     guarded,
     read_capture,
+    run_guarded,
     say_failure,
     stage_shares,
 )
 
 _Value = TypeVar("_Value")
 
-RESULT = "load.json"
 TRACES = "traces"
-"""In the folder of a run: what its users saw, and what its ranks did."""
+"""In the folder of a run: what its ranks did."""
+RESULTS, LOAD_LOG = "load", "load.log"
+"""Likewise: what the load wrote of its users, and what it printed."""
 _POLL_S = 0.2
 _ASK_S = 5.0
 # Engines answer with a word, or with the names of their models.
@@ -57,8 +65,8 @@ _READY_S = 1800.0
 # Long enough for some hundred batches, short enough for the file to be read; and as long before and
 # after, to see what the profiler costs.
 _CAPTURED_S, _AROUND_S = 2.0, 2.0
-# Engines may take minutes to write their traces, and are asked meanwhile.
-_CAPTURE_AT_MOST_S = 1200.0
+# A load has come to its middle by then, whatever it does at its start.
+_MIDDLE_AT_MOST_S = 60.0
 # Of looks at a server now and then: below this, none waits for its turn.
 _SOME_WAIT = 0.5
 # More batches in flight than so many a stage have never been of use.
@@ -67,22 +75,20 @@ _MOST_A_STAGE = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """Where the server answers, what it is put under, and which engine it is."""
+    """Where the server answers, what puts it under a load, and which engine it is."""
 
     url: str
-    load: Load
+    load: tuple[str, ...]
+    """Words of the load's command: {url} is the address, {out} a folder for its result."""
     kind: str | None = None
     """vllm or sglang, by which it is captured; None where it is not."""
 
-    def __post_init__(self) -> None:
-        if self.load.clients is None:
-            raise UsageError(
-                "a rate is answered by any server that keeps up, and says nothing of its best",
-                hint="tune with clients=N; compare takes loads with a rate",
-            )
-
     def __str__(self) -> str:
-        return f"{self.url}: {say_load(self.load)}, {self.load.seconds:g} s, seed {self.load.seed}"
+        return f"{self.url}: {' '.join(self.load)}"
+
+    def load_words(self, out: Path) -> tuple[str, ...]:
+        """Return the load's command, with its result to be written into a folder."""
+        return fill_words(self.load, {"url": self.url.rstrip("/"), "out": str(out.resolve())})
 
     def answers(self) -> bool:
         """Tell whether it is ready to serve."""
@@ -97,6 +103,42 @@ class Server:
             if status != _HTTP_NOT_FOUND:
                 return status == _HTTP_OK
         return False
+
+
+def run_load(server: Server, out: Path, *, token: str, timeout_s: float | None) -> LoadResult:
+    """Run the load's command to its end, and read what it wrote or printed."""
+    results, log = out / RESULTS, out / LOAD_LOG
+    prepare_out(results)
+    began = time.time()
+    ended = run_guarded(
+        server.load_words(results),
+        os.environ,
+        token=f"{token}.load",
+        log=log,
+        timeout_s=timeout_s,
+    )
+    if ended.code is None:
+        raise TuneError(f"the load was not through after {ended.seconds:.0f} s")
+    result = read_result(results, log, began)
+    if result is None:
+        words = say_failure(ended, log)[1] if ended.code else "it wrote no result"
+        raise TuneError(
+            f"the load measured nothing: {words}",
+            hint="vllm bench serve … --save-result --result-dir {out}; "
+            "guidellm benchmark … --output-dir {out}; aiperf profile … --artifact-dir {out}",
+        )
+    return result
+
+
+def read_result(results: Path, log: Path, since_s: float = 0.0) -> LoadResult | None:
+    """Return the newest result in a folder, else what the load printed last."""
+    files = [file for file in results.rglob("*.json") if file.stat().st_mtime >= since_s]
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        if (result := read_load_result(file)) is not None:
+            return result
+    printed = log.read_bytes() if log.exists() else b""
+    lines = [line for line in printed.splitlines() if line.startswith(b"{")]
+    return parse_load_result(lines[-1]) if lines else None
 
 
 def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
@@ -129,40 +171,71 @@ def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
 
     with guarded(words, environment, token=token, log=out / LOG) as guard:
         deadline = began + (timeout_s or _READY_S)
-        while not server.answers():
+        if not _is_ready(server, guard, deadline):
             if (code := guard.poll()) is not None:
                 return failed(code)
-            if time.monotonic() > deadline:
-                took = f"after {time.monotonic() - began:.0f} s"
-                return came_of(Kind.HUNG, f"stopped: no answer at {server.url} {took}")
-            time.sleep(_POLL_S)
+            took = f"after {time.monotonic() - began:.0f} s"
+            return came_of(Kind.HUNG, f"stopped: no answer at {server.url} {took}")
+        ready = time.monotonic()
         try:
-            result = drive(server.url, server.load)
+            measurement = measure_load(run_load(server, out, token=token, timeout_s=timeout_s))
+        except DebubbleError as error:
             if (code := guard.poll()) is not None:
                 return failed(code)
-            (out / RESULT).write_text(json.dumps(result.as_data()) + "\n", "utf-8")
-            measurement = measure_load(result)
-        except DebubbleError as error:
             return came_of(Kind.UNREADABLE, str(error))
+        if (code := guard.poll()) is not None:
+            return failed(code)
         reading, note = None, ""
         if server.kind is not None and chosen.why in ("as it is", "try"):
-            reading, note = _capture(server, server.kind, traces, chosen.setting.in_flight)
+            middle_s = min((time.monotonic() - ready) / 2, _MIDDLE_AT_MOST_S)
+            with _loaded(server, out, token):
+                time.sleep(middle_s)
+                reading, note = _capture(server, server.kind, traces, chosen.setting.in_flight)
     seconds = time.monotonic() - began
     outcome = Outcome(kind=Kind.MEASURED, seconds=seconds, message=note, measurement=measurement)
     return outcome, reading
+
+
+def _is_ready(server: Server, guard: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Wait until a server answers; False where it has ended, or has not by the deadline."""
+    while not server.answers():
+        if guard.poll() is not None or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+@contextlib.contextmanager
+def _loaded(server: Server, out: Path, token: str) -> Iterator[None]:
+    """Keep a server under its load, over and over, until left; what that measures is nothing."""
+    ended = threading.Event()
+
+    def keep_on() -> None:
+        again = out / "load-again"
+        prepare_out(again)
+        while not ended.is_set():
+            with guarded(
+                server.load_words(again),
+                os.environ,
+                token=f"{token}.load",
+                log=out / "load-again.log",
+            ) as load:
+                while load.poll() is None and not ended.wait(_POLL_S):
+                    pass
+
+    thread = threading.Thread(target=keep_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _capture(
     server: Server, kind: str, traces: Path, in_flight: int | None
 ) -> tuple[Analysis | None, str]:
     """Have the server profile itself while it is asked; what fails here spoils no measurement."""
-    ended = threading.Event()
-    load = replace(server.load, seconds=_CAPTURE_AT_MOST_S)
-    asking = threading.Thread(
-        target=drive, args=(server.url, load), kwargs={"ended": ended}, daemon=True
-    )
-    asking.start()
-    time.sleep(server.load.warm_up)
     order = ServerOrder(
         url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_AROUND_S
     )
@@ -173,12 +246,11 @@ def _capture(
         return read_capture(traces, in_flight), ""
     except DebubbleError as error:
         return None, f"not captured: {error}"
-    finally:
-        ended.set()
-        asking.join(_ASK_S)
 
 
-def model_of(now: ServingSetting, capture: Analysis | None, load: Load) -> ServerModel | None:
+def model_of(
+    now: ServingSetting, capture: Analysis | None, load: LoadResult | None
+) -> ServerModel | None:
     """Return the captured server as it is replayed; None where that does not fit what ran.
 
     A queue before the batches is not replayed: where requests wait, more batches serve more.
@@ -188,21 +260,25 @@ def model_of(now: ServingSetting, capture: Analysis | None, load: Load) -> Serve
     waiting = None if around is None else around.requests_waiting
     if capture is None or waiting is None or waiting >= _SOME_WAIT:
         return None
-    traffic = None
-    if load.trace is None:
-        prompts, outputs = read_mix(load.prompt), read_mix(load.output)
-        traffic = Traffic(
-            clients=load.clients or 1,
-            prompts=tuple(
-                (length, share / sum(prompts[1])) for length, share in zip(*prompts, strict=True)
-            ),
-            output=round(fmean(outputs[0], outputs[1])),
-        )
     try:
-        model = capture.server_model(layers=now.layers, traffic=traffic)
+        model = capture.server_model(layers=now.layers, traffic=_traffic_of(load))
     except DebubbleError:
         return None
     return model if now.in_flight in {None, model.setting.in_flight} else None
+
+
+def _traffic_of(load: LoadResult | None) -> Traffic | None:
+    """Return what a load asked; None where its result does not say it."""
+    if load is None or load.clients is None or not load.prompt_tokens:
+        return None
+    lengths = [max(1, round(length)) for length in load.prompt_tokens]
+    return Traffic(
+        clients=load.clients,
+        prompts=tuple(
+            (length, lengths.count(length) / len(lengths)) for length in sorted(set(lengths))
+        ),
+        output=max(1, round(sum(load.output_tokens) / len(load.output_tokens))),
+    )
 
 
 def weigh(model: ServerModel, now: ServingSetting, other: ServingSetting) -> ServerOption | None:
@@ -316,7 +392,8 @@ class ServerLoop(Loop):
         done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
         capture, now = self._left_by(source), source.setting.serving()
         ahead = 1 + standing.gain_of(source.setting)
-        model = model_of(now, capture, self.server.load)
+        folder = self.bench.folder_of(source.number)
+        model = model_of(now, capture, read_result(folder / RESULTS, folder / LOAD_LOG))
         asked = [] if model is None else planned(model, now)
         for serving in dict.fromkeys([*asked, *prospects(now, capture)]):
             setting = source.setting.with_serving(serving)
@@ -364,7 +441,13 @@ class ServerLoop(Loop):
         )
 
     def _check_first(self, run: Run) -> None:
-        if run.outcome.measurement is None:
+        measured = run.outcome.measurement
+        if measured is not None and measured.served is not None and measured.served.open_loop:
+            raise TuneError(
+                "a rate is answered by any server that keeps up, and says nothing of its best",
+                hint="give a load of clients that wait; compare takes loads with a rate",
+            )
+        if measured is None:
             log = self.bench.folder_of(run.number) / LOG
             raise TuneError(
                 f"the server as it is cannot be measured: {run.outcome.message}",

@@ -181,6 +181,15 @@ def _write(value: object) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
+def fill_words(words: Sequence[str], values: Mapping[str, str]) -> tuple[str, ...]:
+    """Put values in place of {names}; other braces stay, and `{{name}}` is `{name}`."""
+
+    def value(match: re.Match[str]) -> str:
+        return f"{{{match[1]}}}" if match[1] else values.get(match[2], match[0])
+
+    return tuple(_PLACEHOLDER.sub(value, word) for word in words)
+
+
 def _torch_name(setting: Setting) -> str:
     """Return torch's name of a schedule, else ours: an order file of that name may be there."""
     known = TORCH_SCHEDULES.get(setting.schedule or "")

@@ -122,10 +122,12 @@ def _killed_for_memory() -> int:
 def end_marked(token: str) -> int:
     """Kill what still runs of a run, should its guard have been killed too; return how many."""
     mark = f"{MARK}={token}".encode()
+    marks = (mark, mark + b".load")
     ended = 0
     for folder in _PROC.glob("[0-9]*"):
         try:
-            if mark not in (folder / "environ").read_bytes().split(b"\0"):
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            if not any(known in environment for known in marks):
                 continue
         except OSError:
             continue

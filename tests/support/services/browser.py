@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _PATIENCE_S = 60.0
 _FLAGS = (
     "--headless=new",
@@ -173,15 +172,21 @@ class Page:
         ]
 
 
+def find_chromium() -> str | None:
+    """Return where the browser is now: it may be installed while tests run."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 @contextlib.contextmanager
 def open_browser(folder: Path) -> Iterator[Page]:
     """Start a browser that keeps its files in a folder; it is gone afterwards."""
-    if CHROMIUM is None:
+    chromium = find_chromium()
+    if chromium is None:
         raise BrowserError("there is no chromium")
     theirs_in, into = os.pipe()
     out, theirs_out = os.pipe()
     # The browser reads its commands from descriptor 3 and answers on descriptor 4.
-    words = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", CHROMIUM, *_FLAGS]
+    words = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "bash", chromium, *_FLAGS]
     started = subprocess.Popen(
         [*words, f"--user-data-dir={folder}"],
         pass_fds=(theirs_in, theirs_out),

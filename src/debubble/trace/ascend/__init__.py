@@ -31,7 +31,7 @@ from debubble.errors import Code, Gap, TraceError
 from debubble.trace.columns import KernelKind
 from debubble.trace.format import OTHER, Format, Reading, TraceFile, rank_from_name
 from debubble.trace.kineto import read_kineto, read_kineto_text
-from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, is_url
+from debubble.trace.source import DEFAULT_LIMITS, Limits, inflate, is_url
 from debubble.units import NS_PER_US, counted
 
 NAME = "Ascend trace"
@@ -118,9 +118,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     """Write the events as Kineto would, and read that."""
     # Held as objects it takes several times its text: what packs too well is no trace.
     ratio = min(limits.ratio, _MOST_PACKED) if limits == DEFAULT_LIMITS else limits.ratio
-    most = min(limits.inflated_bytes, _MOST_BYTES)
-    held = replace(limits, inflated_bytes=most, ratio=ratio)
-    data = b"".join(Source(known.file, held).pieces())
+    data = inflate(known.file, replace(limits, ratio=ratio), _MOST_BYTES)
     events, gaps = _decode(data, known)
     size = len(data)
     del data

@@ -44,26 +44,26 @@ from debubble.trace.columns import (
     column_types,
 )
 from debubble.trace.digest.archive import (
-    Layout,
+    SIGN,
     as_json,
     check_range,
     damaged,
     from_json,
-    looks_like_digest,
     pack,
-    pack_tables,
+    pack_table,
     peek_head,
     unpack,
     unpack_tables,
 )
 from debubble.trace.format import Head, Reading, Sidecar, Stamp, TraceFile, read_sidecar
 from debubble.trace.optable import Op
+from debubble.trace.optable.files import LAST_NS
 from debubble.trace.source import (
     DEFAULT_LIMITS,
     GZIP_MAGIC,
     PIECE_BYTES,
     Limits,
-    Source,
+    inflate,
     is_url,
     locate,
     open_binary,
@@ -167,7 +167,7 @@ def _check_free(target: str, head: Head) -> None:
             there = stream.read(_HEAD_BYTES)
     except TraceError:
         return
-    if not looks_like_digest(there):
+    if not SIGN.match(there):
         raise TraceError(
             "the digest is not written: something else has its name", hint=_HINT, file=target
         )
@@ -218,35 +218,23 @@ _TABLES: dict[str, type[Table]] = {
     "cpu_operators": CpuOperators,
 }
 _WANTED = {name: column_types(kind) for name, kind in _TABLES.items()}
-# Half of what fits: an end is a start and a duration.
-_LONGEST = 2**62
 _TABLE_WANTED = {"operations": column_types(OpTable)}
 
 
 class _Description(msgspec.Struct, frozen=True, kw_only=True):
-    """All of a `RankTrace` that is not a column, and the sidecar."""
-
-    format: str
-    header: Header
-    names: tuple[str, ...]
-    threads: tuple[Thread, ...]
-    groups: tuple[Group, ...]
-    events: int
-    inflated_bytes: int
-    gaps: tuple[Gap, ...]
-    sidecar: Sidecar | None
-    tables: dict[str, Layout]
-
-
-class _TableDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """All of an `OpTable` that is not a column."""
+    """All of a `RankTrace` or an `OpTable` that is not a column, and the sidecar."""
 
     format: str
     names: tuple[str, ...]
     events: int
     inflated_bytes: int
     gaps: tuple[Gap, ...]
-    tables: dict[str, Layout]
+    columns: dict[str, tuple[str, ...]]
+    """By table, in the order in which they lie."""
+    header: Header = Header()
+    threads: tuple[Thread, ...] = ()
+    groups: tuple[Group, ...] = ()
+    sidecar: Sidecar | None = None
     hosts: tuple[tuple[int, str], ...] = ()
 
 
@@ -259,7 +247,6 @@ def pack_digest(
     parts: int = 1,
 ) -> bytes:
     """Return a rank's digest; `stamp` says of which recording, `part` which of a file's ranks."""
-    layouts, columns = pack_tables({name: getattr(trace, name) for name in _TABLES}, _WANTED)
     description = _Description(
         format=trace.format,
         header=trace.header,
@@ -270,7 +257,7 @@ def pack_digest(
         inflated_bytes=trace.inflated_bytes,
         gaps=trace.gaps,
         sidecar=sidecar,
-        tables=layouts,
+        columns={name: tuple(columns) for name, columns in _WANTED.items()},
     )
     head = Head(
         file=mask_secrets(trace.file),
@@ -280,7 +267,8 @@ def pack_digest(
         part=part,
         parts=parts,
     )
-    return pack(head, as_json(description), columns)
+    tables = {name: pack_table(getattr(trace, name), _WANTED[name]) for name in _TABLES}
+    return pack(head, as_json(description), tables)
 
 
 def read_known(known: TraceFile, limits: Limits) -> Reading:
@@ -293,7 +281,7 @@ def read_known(known: TraceFile, limits: Limits) -> Reading:
 
 def read_digest(file: str, limits: Limits = DEFAULT_LIMITS) -> tuple[RankTrace, Sidecar | None]:
     """Read a digest from a path or URL: the trace as it was read, and what lay beside it."""
-    return unpack_digest(b"".join(Source(file, limits).pieces()), file, limits)
+    return unpack_digest(inflate(file, limits), file, limits)
 
 
 def unpack_digest(
@@ -303,81 +291,75 @@ def unpack_digest(
     content = unpack(data, file, limits)
     if content.head.table:
         raise damaged(file, "it is that of an op table")
-    said = from_json(content, _Description, file)
-    tables = unpack_tables(said.tables, content.columns, _WANTED, file)
+    description = from_json(content, _Description, file)
+    tables = unpack_tables(content, description.columns, _WANTED, file)
     made = {}
     for name, kind in _TABLES.items():
-        starts = tables[name].get("start_ns")
-        if starts is None:
+        if "start_ns" not in tables[name]:
             raise damaged(file, f"{kind.__name__} has no starts")
-        made[name] = build(kind, len(starts), **tables[name])
+        made[name] = build(kind, len(tables[name]["start_ns"]), **tables[name])
     trace = RankTrace(
         file=content.head.file,
-        format=said.format,
-        header=said.header,
-        names=said.names,
-        threads=said.threads,
-        groups=said.groups,
-        events=said.events,
-        inflated_bytes=said.inflated_bytes,
+        format=description.format,
+        header=description.header,
+        names=description.names,
+        threads=description.threads,
+        groups=description.groups,
+        events=description.events,
+        inflated_bytes=description.inflated_bytes,
         rank=content.head.rank,
-        gaps=said.gaps,
+        gaps=description.gaps,
         **made,  # type: ignore[arg-type]
     )
     _check_trace(trace, file)
-    if said.sidecar is not None:
-        _check_sidecar(said.sidecar, file)
-    return trace, said.sidecar
+    if description.sidecar is not None:
+        _check_sidecar(description.sidecar, file)
+    return trace, description.sidecar
 
 
-def pack_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
+def pack_op_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
     """Return the digest of a table; `stamp` says of which file."""
-    layouts, columns = pack_tables({"operations": table}, _TABLE_WANTED)
-    description = _TableDescription(
+    description = _Description(
         format=table.format,
         names=table.names,
         events=table.events,
         inflated_bytes=table.inflated_bytes,
         gaps=table.gaps,
-        tables=layouts,
+        columns={name: tuple(columns) for name, columns in _TABLE_WANTED.items()},
         hosts=table.hosts,
     )
-    return pack(
-        Head(file=mask_secrets(table.file), stamp=stamp, table=True), as_json(description), columns
-    )
+    head = Head(file=mask_secrets(table.file), stamp=stamp, table=True)
+    rows = {name: pack_table(table, columns) for name, columns in _TABLE_WANTED.items()}
+    return pack(head, as_json(description), rows)
 
 
 def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:
     """Read the digest of a table from a path or URL."""
-    content = unpack(b"".join(Source(file, limits).pieces()), file, limits)
+    content = unpack(inflate(file, limits), file, limits)
     if not content.head.table:
         raise damaged(file, "it is that of a rank")
-    said = from_json(content, _TableDescription, file)
-    columns = unpack_tables(said.tables, content.columns, _TABLE_WANTED, file)["operations"]
-    # Digests of older versions kept no memory.
-    columns.setdefault("memory_bytes", np.full(len(columns.get("step", ())), -1))
+    description = from_json(content, _Description, file)
+    columns = unpack_tables(content, description.columns, _TABLE_WANTED, file)["operations"]
     missing = sorted(_TABLE_WANTED["operations"].keys() - columns.keys())
     if missing:
         raise damaged(file, f"it has no {', '.join(missing)}")
-    if not len(columns["step"]) or said.events < len(columns["step"]):
+    if not len(columns["step"]) or description.events < len(columns["step"]):
         raise damaged(file, "it has no rows, or too many")
-    check_range(columns["name"], 0, len(said.names) - 1, file, "name")
+    check_range(columns["name"], 0, len(description.names) - 1, file, "name")
     check_range(columns["op"], 0, max(Op), file, "op")
-    check_range(columns["duration_ns"], 0, _LONGEST, file, "duration_ns")
-    check_range(columns["start_ns"], -_LONGEST, _LONGEST, file, "start_ns")
+    check_range(columns["duration_ns"], 0, LAST_NS, file, "duration_ns")
+    check_range(columns["start_ns"], -LAST_NS, LAST_NS, file, "start_ns")
     order = np.lexsort((columns["start_ns"], columns["step"]))
-    if not np.array_equal(columns["step"][order], columns["step"]) or not np.array_equal(
-        columns["start_ns"][order], columns["start_ns"]
-    ):
+    if any(not np.array_equal(columns[key][order], columns[key]) for key in ("step", "start_ns")):
         raise damaged(file, "its rows are out of order")
     return OpTable(
         file=content.head.file,
-        format=said.format,
-        names=said.names,
-        events=said.events,
-        inflated_bytes=said.inflated_bytes,
-        hosts=said.hosts,
-        gaps=said.gaps,
+        format=description.format,
+        names=description.names,
+        events=description.events,
+        inflated_bytes=description.inflated_bytes,
+        hosts=description.hosts,
+        gaps=description.gaps,
         **columns,
     )
 
@@ -397,14 +379,14 @@ def keep_traces(file: str, traces: Sequence[RankTrace], place: DigestPlace) -> t
 
 def keep_table(file: str, table: OpTable, place: DigestPlace) -> tuple[Gap, ...]:
     """Write the digest of an op table."""
-    return tuple(_write(place.target(file), pack_table(table, stamp=stamp_of(file)), None))
+    return tuple(_write(place.target(file), pack_op_table(table, stamp=stamp_of(file)), None))
 
 
 def copy_digest(file: str, rank: int | None, place: DigestPlace, limits: Limits) -> tuple[Gap, ...]:
     """Copy a digest to another place; beside its trace it lies already."""
     if place.place == BESIDE or place.target(file) == file:
         return ()
-    return tuple(_write(place.target(file), b"".join(Source(file, limits).pieces()), rank))
+    return tuple(_write(place.target(file), inflate(file, limits), rank))
 
 
 def _write(target: str, data: bytes, rank: int | None) -> list[Gap]:

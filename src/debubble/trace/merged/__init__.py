@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 
-from debubble.errors import NotATrace, TraceError
+from debubble.errors import NotATrace
 from debubble.trace.columns import RankTrace
-from debubble.trace.format import Format, Reading, TraceFile
+from debubble.trace.format import Format, Reading, TraceFile, decode_json
 from debubble.trace.kineto import read_kineto_text
-from debubble.trace.source import Limits, Source
+from debubble.trace.source import Limits, inflate
 
 NAME = "merged traces"
 # Held whole, once inflated and once apart.
@@ -44,18 +44,14 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
 
 def read(known: TraceFile, limits: Limits) -> Reading:
     """Take the ranks apart, and read each."""
-    held = replace(limits, inflated_bytes=min(limits.inflated_bytes, _MOST_BYTES))
-    data = b"".join(Source(known.file, held).pieces())
-    try:
-        said = msgspec.json.decode(data, type=_Document)
-        header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        hint = "give the files that it was merged from"
-        message = f"holds several ranks, and cannot be taken apart: {error}"
-        raise TraceError(message, file=known.file, hint=hint) from error
+    data = inflate(known.file, limits, _MOST_BYTES)
+    problem = "holds several ranks, and cannot be taken apart"
+    hint = "give the files that it was merged from"
+    events = decode_json(data, _Document, known.file, problem=problem, hint=hint).events
+    header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     del data
     owned: dict[bytes, list[bytes]] = {}
-    for event in map(bytes, said.events):
+    for event in map(bytes, events):
         if found := _OWNER.search(event):
             plain = found[2] if found[2].isdigit() else b'"%b"' % found[2]
             named = b'%b"pid": %b%b' % (event[: found.start()], plain, event[found.end() :])

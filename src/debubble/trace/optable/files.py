@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import IntEnum
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from debubble.errors import MissingExtra, TraceError, TraceTooLarge
 from debubble.trace.columns import I64
-from debubble.trace.format import TraceFile
+from debubble.trace.format import TraceFile, decode_json
 from debubble.units import NS_PER_S, NS_PER_US, show_count
 
 NAME = "op table"
@@ -157,6 +156,27 @@ class RawTable:
     """The line of each row as an editor counts them; None where the format has no lines."""
     file_bytes: int
 
+    @classmethod
+    def of_rows(
+        cls,
+        rows: Sequence[Mapping[str, object]],
+        *,
+        file: str,
+        format: str,  # noqa: A002 (as tables call it)
+        file_bytes: int,
+        lines: Sequence[int] | None = None,
+    ) -> RawTable:
+        """Make a table of rows by column; what a row does not hold is empty."""
+        return cls(
+            file=file,
+            format=format,
+            names=tuple({name: None for row in rows for name in row}),
+            rows=len(rows),
+            column=lambda name: [row.get(name) for row in rows],
+            lines=lines,
+            file_bytes=file_bytes,
+        )
+
     def error(self, message: str, *, row: int, column: str = "", hint: str = "") -> TraceError:
         """Say what is wrong with one row."""
         at = self.where(row) + (f", column {column}" if column else "")
@@ -250,14 +270,9 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
     return TraceFile(file=file, format=NAME) if sniff_op_table(prefix) else None
 
 
-def read_raw(path: str, data: bytes | None) -> RawTable:
+def read_raw(path: str, content: bytes) -> RawTable:
     """Read a table in whichever form it is."""
-    try:
-        content = Path(path).read_bytes() if data is None else data
-    except OSError as error:
-        raise TraceError(f"cannot be read: {error.strerror}", file=path) from error
-    form = sniff_op_table(content[: 1 << 16])
-    if form == "parquet":
+    if sniff_op_table(content[: 1 << 16]) == "parquet":
         return _read_parquet(path, content)
     content = content.removeprefix(_BOM)
     try:
@@ -268,7 +283,16 @@ def read_raw(path: str, data: bytes | None) -> RawTable:
         raise TraceError(message, file=path, hint="save the table as UTF-8") from error
     if not text.strip():
         raise empty(path)
-    if text.lstrip().startswith(("{", "[")):
+    if text.lstrip().startswith("["):
+        rows = decode_json(
+            content,
+            list[dict[str, object]],
+            path,
+            problem="is no JSON array of objects",
+            hint="write the table again",
+        )
+        return RawTable.of_rows(rows, file=path, format="jsonl", file_bytes=len(content))
+    if text.lstrip().startswith("{"):
         return _read_json_lines(path, content)
     return _read_csv(path, text, len(content))
 
@@ -320,40 +344,15 @@ def _read_csv(path: str, text: str, file_bytes: int) -> RawTable:
 
 
 def _read_json_lines(path: str, content: bytes) -> RawTable:
-    decoder = msgspec.json.Decoder(dict[str, object])
     rows: list[dict[str, object]] = []
     lines: list[int] = []
-    if content.removeprefix(_BOM).lstrip().startswith(b"["):
-        rows = _read_json_array(path, content.removeprefix(_BOM))
-        content_lines, lines = [], list(range(1, len(rows) + 1))
-    else:
-        content_lines = content.split(b"\n")
-    for number, line in enumerate(content_lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(decoder.decode(line))
-        except (msgspec.DecodeError, RecursionError) as error:
-            message = f"line {number} is not a JSON object: {error}"
-            raise TraceError(message, file=path, hint="write one object on each line") from error
-        lines.append(number)
-    return RawTable(
-        file=path,
-        format="jsonl",
-        names=tuple({name: None for row in rows for name in row}),
-        rows=len(rows),
-        column=lambda name: [row.get(name) for row in rows],
-        lines=lines,
-        file_bytes=len(content),
-    )
-
-
-def _read_json_array(path: str, content: bytes) -> list[dict[str, object]]:
-    try:
-        return msgspec.json.decode(content, type=list[dict[str, object]])
-    except (msgspec.DecodeError, RecursionError) as error:
-        message = f"is no JSON array of objects: {error}"
-        raise TraceError(message, file=path, hint="write the table again") from error
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            problem = f"line {number} is not a JSON object"
+            hint = "write one object on each line"
+            rows.append(decode_json(line, dict[str, object], path, problem=problem, hint=hint))
+            lines.append(number)
+    return RawTable.of_rows(rows, file=path, format="jsonl", file_bytes=len(content), lines=lines)
 
 
 def _read_parquet(path: str, content: bytes) -> RawTable:

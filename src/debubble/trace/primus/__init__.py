@@ -16,20 +16,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from math import isfinite
+from typing import Any
 
 import msgspec
 
 from debubble.errors import Code, Gap, TraceError
-from debubble.trace.format import Format, Reading, TraceFile, rank_from_name
-from debubble.trace.optable import table_of_passes
-from debubble.trace.source import Limits, Source
+from debubble.trace.format import Format, Reading, TraceFile, decode_json, rank_from_name
+from debubble.trace.optable import RawTable, make_op_table
+from debubble.trace.source import Limits, inflate
 
 NAME = "Primus timers"
-_LONGEST = 9
-_NS_PER_MS, _GIB = 1_000_000, 1024**3
+_GIB = 1024**3
 _AFTER = "after the last pass"
 _CONFIG = "put Primus's config.json, with pp_size and vp_size, beside them"
+_AGAIN = "copy it again: Primus writes fwd_start, fwd_end, bwd_start, bwd_end"
 _FIRST = re.compile(rb'^\s*\{\s*"\d+"\s*:\s*\{[^{}]*"(?:fwd|bwd)_(?:start|end)"\s*:\s*\[')
 
 
@@ -49,13 +49,15 @@ class _Iteration(msgspec.Struct):
     wgrad_minibatch: list[int] = []
     wgrad_chunk: list[int] = []
     memory: float | None = None
+    """GiB reserved."""
     total: float | None = None
 
 
 class _Sizes(msgspec.Struct):
     """What `config.json` says of the job."""
 
-    pp_size: int
+    pp_size: int = 0
+    """0: not known."""
     vp_size: int | None = None
     vpp_size: int | None = None
     """Its name in dumps of Primus's simulator."""
@@ -70,103 +72,80 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
 
 def read(known: TraceFile, limits: Limits) -> Reading:
     """Read the passes of one rank."""
-    data = b"".join(Source(known.file, limits).pieces())
-    try:
-        said = msgspec.json.decode(data, type=dict[str, _Iteration])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        hint = "copy it again: Primus writes fwd_start, fwd_end, bwd_start, bwd_end"
-        raise TraceError(f"the dump cannot be read: {error}", file=known.file, hint=hint) from error
+    data = inflate(known.file, limits)
+    iterations = decode_json(
+        data, dict[str, _Iteration], known.file, problem="the dump cannot be read", hint=_AGAIN
+    )
     rank = known.rank
     if rank is None:
         raise TraceError("no rank in its name", file=known.file, hint="call it pp_rank_3.json")
     sizes, gaps = _read_sizes(known.file, limits)
-    ranks, chunks = (sizes.pp_size, sizes.vp_size or sizes.vpp_size or 1) if sizes else (0, 1)
-    rows = list(_rows(known.file, said, rank, (ranks, chunks)))
+    rows = [
+        row
+        for step, iteration in iterations.items()
+        for row in _rows(known.file, step, iteration, rank, sizes)
+    ]
     if not rows:
         raise TraceError("the dump has no passes", file=known.file)
-    table = table_of_passes(rows, file=known.file, format=NAME, inflated_bytes=len(data), gaps=gaps)
-    return Reading(table=table)
+    table = RawTable.of_rows(rows, file=known.file, format=NAME, file_bytes=len(data))
+    return Reading(table=make_op_table(table, gaps))
 
 
 def _rows(
-    file: str, said: dict[str, _Iteration], rank: int, sizes: tuple[int, int]
-) -> Iterator[dict[str, int | str]]:
-    """Yield the passes of all iterations; `sizes` are ranks, and chunks of each."""
-    for name, iteration in said.items():
-        if not name.isdecimal() or len(name) > _LONGEST:
-            raise TraceError(f"{name[:40]!r} is no iteration", file=file)
-        known = iteration.memory is not None and isfinite(iteration.memory)
-        memory = round((iteration.memory or 0.0) * _GIB) if known else -1
-        about: dict[str, int | str] = {"step": int(name), "rank": rank}
-        backward = "input-grad" if iteration.wgrad_start else "backward"
-        for op, key in (("forward", "fwd"), (backward, "bwd"), ("weight-grad", "wgrad")):
-            for chunk, passed in _passes(file, f"iteration {name}", iteration, (op, key), sizes):
-                yield {**about, **passed, "stage": chunk * sizes[0] + rank, "memory": memory}
-        ended = max(iteration.fwd_end + iteration.bwd_end + iteration.wgrad_end, default=0.0)
-        total = ended if iteration.total is None else iteration.total
-        if not isfinite(total):
-            raise TraceError(f"iteration {name} has a time that is none", file=file)
-        if total > ended:
+    file: str, step: str, iteration: _Iteration, rank: int, sizes: _Sizes
+) -> Iterator[dict[str, Any]]:
+    """Yield the passes of an iteration, and what comes after the last of them."""
+    ranks, chunks = sizes.pp_size, sizes.vp_size or sizes.vpp_size or 1
+    about: dict[str, Any] = {"step": step, "rank": rank, "stage": rank}
+    if iteration.memory is not None:
+        about["memory_bytes"] = round(iteration.memory * _GIB)
+    backward = "input-grad" if iteration.wgrad_start else "backward"
+    for op, key in (("forward", "fwd"), (backward, "bwd"), ("weight-grad", "wgrad")):
+        starts, ends, microbatches, held = (
+            getattr(iteration, f"{key}_{what}") for what in ("start", "end", "minibatch", "chunk")
+        )
+        if len(starts) != len(ends):
+            message = f"iteration {step} begins {len(starts)} {op} passes and ends {len(ends)}"
+            raise TraceError(message, file=file, hint=_AGAIN)
+        if not {len(microbatches), len(held)} <= {0, len(starts)}:
+            message = f"iteration {step} does not name each of its {len(starts)} {op} passes"
+            raise TraceError(message, file=file, hint=_AGAIN)
+        if max(held, default=0) and not ranks:
+            message = "several chunks a rank, and no config.json says of how many ranks"
+            raise TraceError(message, file=file, hint=_CONFIG)
+        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            chunk, microbatch = 0, number
+            if chunks > 1:
+                group, within = divmod(number, ranks * chunks)
+                chunk, microbatch = divmod(within, ranks)
+                chunk = chunk if op == "forward" else chunks - 1 - chunk
+                microbatch += group * ranks
             yield {
                 **about,
-                "stage": rank,
-                "op": _AFTER,
-                "start": round(ended * _NS_PER_MS),
-                "duration": round((total - ended) * _NS_PER_MS),
-            }
-
-
-def _passes(
-    file: str, name: str, iteration: _Iteration, kind: tuple[str, str], sizes: tuple[int, int]
-) -> Iterator[tuple[int, dict[str, int | str]]]:
-    """Yield the chunk of each pass of one kind, and which microbatch and when."""
-    (op, key), (ranks, chunks) = kind, sizes
-    starts, ends, microbatches, held = (
-        getattr(iteration, f"{key}_{what}") for what in ("start", "end", "minibatch", "chunk")
-    )
-    again = "copy it again: it is damaged"
-    if len(starts) != len(ends):
-        message = f"{name} begins {len(starts)} {op} passes and ends {len(ends)}"
-        raise TraceError(message, file=file, hint=again)
-    if not {len(microbatches), len(held)} <= {0, len(starts)}:
-        message = f"{name} does not name each of its {len(starts)} {op} passes"
-        raise TraceError(message, file=file, hint=again)
-    if not all(map(isfinite, (*starts, *ends))):
-        raise TraceError(f"{name} has a time that is none", file=file)
-    if max(held, default=0) and not ranks:
-        message = "several chunks a rank, and no config.json says of how many ranks"
-        raise TraceError(message, file=file, hint=_CONFIG)
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        chunk, microbatch = 0, number
-        if chunks > 1:
-            group, within = divmod(number, ranks * chunks)
-            chunk, microbatch = divmod(within, ranks)
-            chunk = chunk if op == "forward" else chunks - 1 - chunk
-            microbatch += group * ranks
-        yield (
-            held[number] if held else chunk,
-            {
+                "stage": (held[number] if held else chunk) * ranks + rank,
                 "microbatch": microbatches[number] if microbatches else microbatch,
                 "op": op,
-                "start": round(start * _NS_PER_MS),
-                "duration": round((end - start) * _NS_PER_MS),
-            },
-        )
+                "start_ms": start,
+                "duration_ms": end - start,
+            }
+    ended = max(iteration.fwd_end + iteration.bwd_end + iteration.wgrad_end, default=0.0)
+    after = (iteration.total or ended) - ended
+    if after > 0:
+        yield {**about, "op": _AFTER, "start_ms": ended, "duration_ms": after}
 
 
-def _read_sizes(file: str, limits: Limits) -> tuple[_Sizes | None, tuple[Gap, ...]]:
+def _read_sizes(file: str, limits: Limits) -> tuple[_Sizes, tuple[Gap, ...]]:
     """Read `config.json` beside a dump; without it a rank is taken to hold one stage."""
     folder = re.split(r"[^/\\]*$", file, maxsplit=1)[0]
     try:
-        content = b"".join(Source(f"{folder}config.json", limits).pieces())
-        return msgspec.json.decode(content, type=_Sizes), ()
+        return msgspec.json.decode(inflate(f"{folder}config.json", limits), type=_Sizes), ()
     except (TraceError, msgspec.DecodeError, UnicodeDecodeError):
         gap = Gap(
             code=Code.STAGES_ASSUMED,
             message="no config.json beside the dumps: a rank is taken to hold one stage",
             hint=_CONFIG,
         )
-        return None, (gap,)
+        return _Sizes(), (gap,)
 
 
 FORMAT = Format(

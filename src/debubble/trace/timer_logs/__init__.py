@@ -23,7 +23,7 @@ from statistics import median
 
 from debubble.errors import TraceError
 from debubble.trace.format import OTHER, Format, Reading, TraceFile
-from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
+from debubble.trace.source import DEFAULT_LIMITS, Limits, inflate
 from debubble.units import counted
 
 _DECIMAL = rb"\d{1,12}(?:\.\d{1,12})?"
@@ -33,7 +33,7 @@ _MEGATRON = {
     for kind in (b"forward", b"backward")
 }
 _DEEPSPEED = {
-    kind: re.compile(rb"time \(ms\)[^\n]*?\b(?:%b)(?:_microstep)?:\s*(%b)" % (kind, _DECIMAL))
+    kind: re.compile(rb"time \(ms\)[^\n]*?\b(?:%b)(?:_microstep)?:\s*(%b)()" % (kind, _DECIMAL))
     for kind in (b"fwd|forward", b"bwd|backward")
 }
 _OF_RANKS = re.compile(rb"(?:^|\s)(forward|backward)-compute\s*:\s*$")
@@ -59,33 +59,29 @@ class StageTimes:
     microbatches: int
 
 
-@dataclass(slots=True)
+_OfRanks = defaultdict[str, defaultdict[int, list[float]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Printed:
-    """Milliseconds by rank: of a whole batch, and of one microbatch."""
+    """Milliseconds by kind and rank, of a whole batch and of one microbatch."""
 
     whose: str
-    batch: Mapping[str, dict[int, list[float]]]
-    microbatch: Mapping[str, dict[int, list[float]]]
-    settings: dict[str, str]
+    batch: _OfRanks
+    microbatch: _OfRanks
+    settings: Mapping[str, str]
 
     @property
     def ranks(self) -> int:
         """How many ranks print both."""
-        return max(
-            (len(self.of("forward", told) & self.of("backward", told))
-             for told in (self.batch, self.microbatch)), default=0,
-        )  # fmt: skip
-
-    @staticmethod
-    def of(kind: str, told: Mapping[str, dict[int, list[float]]]) -> set[int]:
-        """Return the ranks that print this kind."""
-        return set(told[kind])
+        times = (self.batch, self.microbatch)
+        return max(len(part["forward"].keys() & part["backward"].keys()) for part in times)
 
 
 def _gather(data: bytes) -> _Printed:
     """Read all lines of ranks, and the settings that Megatron prints before it begins."""
-    batch: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    single: defaultdict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    batch: _OfRanks = defaultdict(lambda: defaultdict(list))
+    single: _OfRanks = defaultdict(lambda: defaultdict(list))
     settings: dict[str, str] = {}
     kind, whose = "", _MEGATRONS
     for line in data.splitlines():
@@ -113,7 +109,7 @@ def read_stage_times(
     limits: Limits = DEFAULT_LIMITS,
 ) -> StageTimes:
     """Read what passes cost from a log; what it does not say of the pipeline has to be given."""
-    data = b"".join(Source(file, limits).pieces())
+    data = inflate(file, limits)
     printed = _gather(data)
     if printed.ranks < 2:
         why = recognise(file, data)
@@ -203,10 +199,7 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
             continue
         # Of a range over ranks the upper end is the slowest stage.
         forward, backward = (
-            median(
-                float(one[-1] or one[0]) if isinstance(one, tuple) else float(one) for one in all_of
-            )
-            for all_of in found
+            median(float(slowest or fastest) for fastest, slowest in times) for times in found
         )
         per = "" if whose == _DEEPSPEEDS else "/M"
         costs = f"--forward {forward:.5g}ms{per} --backward {backward:.5g}ms{per}"

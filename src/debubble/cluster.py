@@ -1,8 +1,7 @@
-"""The address of a Dask scheduler in → its workers, lent while files are read.
+"""The address of a Dask scheduler in → its workers as an executor, lent while files are read.
 
-The workers need debubble, of this version, and the files under the same path or URL. What an
-engine and its crew must be able to do is said in `engine.py`, which alone knows that this one
-exists.
+The workers need debubble, of this version, and the files under the same path or URL. Nothing but
+`engine_at` knows that there are clusters.
 """
 
 from __future__ import annotations
@@ -10,18 +9,21 @@ from __future__ import annotations
 import logging
 import os
 import pydoc
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from debubble import __version__
-from debubble.errors import EngineError, MissingExtra
+from debubble.errors import EngineError, MissingExtra, UsageError
+from debubble.trace.engine import LOCAL, Engine, WorkerLost
 from debubble.trace.format import TraceFile
-from debubble.trace.source import Limits, is_url
+from debubble.trace.source import is_url
 from debubble.units import counted
 
 if TYPE_CHECKING:
@@ -35,8 +37,25 @@ _TALKATIVE = ("distributed", "tornado")
 # Names enough to know where to look.
 _WORKERS_SHOWN = 3
 
-_Known = TypeVar("_Known", bound=TraceFile)
+# How often somebody looks whether the workers are still there.
+_LOOK_S = 1.0
+_CLUSTER_SCHEMES = ("tcp", "tls", "ws", "wss")
+
 _Result = TypeVar("_Result")
+_Words = ParamSpec("_Words")
+
+
+def engine_at(address: str) -> Engine:
+    """Return the engine of that name or address."""
+    if address == "local":
+        return LOCAL
+    scheme, separator, rest = address.partition("://")
+    if separator and rest.rpartition(":")[2].isdigit() and scheme in _CLUSTER_SCHEMES:
+        return DaskEngine(address=address)
+    raise UsageError(
+        f"there is no engine {address!r}",
+        hint="give local, or the address of a Dask scheduler such as tcp://scheduler:8786",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +66,7 @@ class DaskEngine:
     without_workers_s: float = _WITHOUT_WORKERS_S
 
     @contextmanager
-    def hire(self, files: Sequence[TraceFile]) -> Iterator[DaskCrew]:
+    def lend(self, files: Sequence[TraceFile]) -> Iterator[DaskExecutor]:
         """Lend the cluster's workers once each is known to be able to do the work."""
         try:
             from distributed import Client  # noqa: PLC0415 (an extra)
@@ -65,19 +84,17 @@ class DaskEngine:
                     hint="is it running, is the address right, and can this machine reach it?",
                 ) from error
             try:
-                crew = DaskCrew(client, self)
-                crew.check(files)
-                yield crew
+                with DaskExecutor(client, self) as executor:
+                    executor.check(files)
+                    yield executor
             finally:
                 client.close(timeout=_CONNECT_S)
 
 
-class DaskCrew:
+class DaskExecutor(Executor):
     """Workers of a cluster. What a worker had when it died goes to another by itself; a task that
-    several died of comes back as `KilledWorker`.
+    several died of comes back as `WorkerLost`; where nobody is left, all work ends in an error.
     """  # noqa: D205
-
-    attempts = 1
 
     def __init__(self, client: Client, engine: DaskEngine) -> None:
         from distributed import KilledWorker  # noqa: PLC0415 (an extra)
@@ -90,6 +107,10 @@ class DaskCrew:
         self._alive_s = time.monotonic()
         self._checked: set[str] = set()
         self._paths: list[str] = []
+        self._open: dict[Future[Any], Future[Any]] = {}
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def check(self, files: Sequence[TraceFile]) -> None:
         """Refuse a cluster that cannot do the work, before any is sent."""
@@ -100,6 +121,7 @@ class DaskCrew:
             )
         self._paths = [_absolute(known.file) for known in files if not is_url(known.file)][:1]
         self._check_new()
+        self._watcher.start()
 
     def _check_new(self) -> None:
         """Ask those who were not asked yet; who dies of it is asked again when back.
@@ -142,33 +164,66 @@ class DaskCrew:
         answers = found.items()
         return {worker: said for worker, said in answers if not isinstance(said, OSError)}
 
-    def workers(self) -> int:
-        """Return how many files can be in work at once."""
+    @property
+    def _max_workers(self) -> int:
         return max(1, sum(self._threads.values()))
 
     def submit(
-        self, task: Callable[[_Known, Limits], _Result], known: _Known, limits: Limits
+        self, task: Callable[_Words, _Result], /, *words: _Words.args, **more: _Words.kwargs
     ) -> Future[_Result]:
-        """Hand out one file, under the path that it has for the workers as well."""
-        if not is_url(known.file):
-            known = replace(known, file=_absolute(known.file))
-        future: Future[_Result] = self._executor.submit(task, known, limits)
-        return future
+        """Hand out work; a file under the path that it has for the workers as well."""
+        sent = [
+            replace(word, file=_absolute(word.file))
+            if isinstance(word, TraceFile) and not is_url(word.file)
+            else word
+            for word in words
+        ]
+        outer: Future[_Result] = Future()
+        inner = self._executor.submit(task, *sent, **more)
+        with self._lock:
+            self._open[outer] = inner
+        outer.add_done_callback(self._drop)
+        inner.add_done_callback(partial(self._hand_back, outer))
+        return outer
 
-    def is_loss(self, error: BaseException) -> bool:
-        """Tell the loss of workers from an error of the task, and from the loss of all."""
+    def _drop(self, outer: Future[Any]) -> None:
+        """Take back from the cluster what is no longer wanted."""
+        with self._lock:
+            inner = self._open.pop(outer, None)
+        if inner is not None and outer.cancelled():
+            inner.cancel()
+
+    def _hand_back(self, outer: Future[Any], inner: Future[Any]) -> None:
+        """Give back what came of a task."""
+        error: BaseException | None = _gone(self._engine.address)
+        if not inner.cancelled():
+            error = inner.exception()
         if isinstance(error, CancelledError):
-            raise _gone(self._engine.address) from error
-        return isinstance(error, self._loss)
+            error = _gone(self._engine.address)
+        elif isinstance(error, self._loss):
+            error = WorkerLost(str(error))
+        with suppress(InvalidStateError):  # it was taken back, or ended with all others
+            if error is None:
+                outer.set_result(inner.result())
+            else:
+                outer.set_exception(error)
 
-    def renew(self) -> bool:
-        """Leave it to the cluster: nannies start workers again."""
-        return True
+    def _watch(self) -> None:
+        """See who is there, and ask who is new; where nobody has been for long, all work ends."""
+        while not self._is_over.wait(_LOOK_S):
+            try:
+                self._threads = self._count()
+                self._check_new()
+                self._look_for_anybody()
+            except EngineError as error:
+                with self._lock:
+                    waiting = [outer for outer in self._open if not outer.done()]
+                for outer in waiting:
+                    with suppress(InvalidStateError):
+                        outer.set_exception(error)
+                return
 
-    def look_around(self) -> None:
-        """See who is there, and ask who is new; raise where nobody has been for long."""
-        self._threads = self._count()
-        self._check_new()
+    def _look_for_anybody(self) -> None:
         now = time.monotonic()
         if self._threads:
             self._alive_s = now
@@ -177,6 +232,12 @@ class DaskCrew:
                 f"{self._engine.address}: no worker is left",
                 hint="look into the workers' logs; a worker that runs out of memory is ended",
             )
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
+        """Stop watching; the cluster goes on."""
+        self._is_over.set()
+        if self._watcher.ident is not None:
+            self._watcher.join(timeout=_CONNECT_S)
 
     def _count(self) -> dict[str, int]:
         try:

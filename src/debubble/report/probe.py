@@ -1,0 +1,115 @@
+"""Pipelines of a probed model in → what `debubble probe` prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from debubble.answers.probe import PipelinePart, ProbeAnswer
+from debubble.report.text import Page, Table
+from debubble.units import (
+    UNKNOWN,
+    counted,
+    show_bytes,
+    show_count,
+    show_number,
+    show_percent,
+    show_seconds,
+    show_share,
+)
+
+# Of all pipelines so many are listed, as many of each number of ranks; `--json` has the others.
+_LISTED = 12
+
+
+def probe_page(found: ProbeAnswer, next_command: str = "") -> Page:
+    """Say which pipeline of the model would do most work a second, and what that rests on."""
+    fitting = [one for one in found.pipelines if one.fits_memory is not False]
+    page = Page(answer=_say_best(found, fitting), next_command=next_command)
+    if len({one.stages for one in fitting}) > 1:
+        best = max(fitting, key=_tokens_a_rank)
+        page.findings.append(
+            f"For each rank, {best.schedule} on {counted(best.stages, 'rank')} with"
+            f" {best.microbatches} microbatches does most: {show_number(_tokens_a_rank(best))}"
+            f" tokens/s a rank."
+        )
+    sizes = Table(
+        columns=("part", "tokens", "forward", "backward", "input gradient", "kept", "weights"),
+        title="timed on this device, one microbatch",
+    )
+    for part in found.parts:
+        sizes.add(
+            part.part,
+            show_count(part.tokens),
+            show_seconds(part.forward_s),
+            show_seconds(part.backward_s) if found.trains else UNKNOWN,
+            show_seconds(part.input_grad_s) if found.trains else UNKNOWN,
+            show_bytes(part.saved_bytes),
+            show_bytes(part.weight_bytes),
+        )
+    page.tables.append(sizes)
+    if found.pipelines:
+        page.tables.append(_list(found))
+    page.notes += [f"assumed: {said}" for said in found.assumptions]
+    page.notes += [f"{name} written" for name in found.written]
+    return page
+
+
+def _say_best(found: ProbeAnswer, fitting: list[PipelinePart]) -> str:
+    layers = counted(found.layers, "layer")
+    if not fitting:
+        reason = "none fits memory" if found.pipelines else "none can be cut so"
+        return f"{layers} timed on {found.device}; of the pipelines asked about {reason}."
+    best = fitting[0]
+    return (
+        f"{layers} timed on {found.device}: of the pipelines asked about, {best.schedule} on"
+        f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches would take"
+        f" {show_seconds(best.batch_latency_s)} a batch,"
+        f" {show_number(best.tokens_per_s)} tokens/s, bubble {show_percent(best.bubble_fraction)}."
+    )
+
+
+def _tokens_a_rank(pipeline: PipelinePart) -> float:
+    return pipeline.tokens_per_s / pipeline.stages
+
+
+def _show_split(split: Sequence[int]) -> str:
+    return f"{split[0]} each" if len(set(split)) == 1 else ",".join(map(str, split))
+
+
+def _list(found: ProbeAnswer) -> Table:
+    numbers = {one.stages for one in found.pipelines}
+    table = Table(
+        columns=(
+            "ranks",
+            "schedule",
+            "m",
+            "tokens",
+            "split",
+            "batch",
+            "bubble",
+            "tokens/s",
+            "a rank",
+            "peak",
+        ),
+        title="pipelines, simulated, by throughput",
+    )
+    seen = Counter[int]()
+    for one in found.pipelines:
+        seen[one.stages] += 1
+        if seen[one.stages] > max(_LISTED // len(numbers), 1):
+            continue
+        peak = show_bytes(max(one.peak_memory_bytes))
+        table.add(
+            str(one.stages),
+            one.schedule,
+            str(one.microbatches),
+            show_count(one.tokens),
+            _show_split(one.split),
+            show_seconds(one.batch_latency_s),
+            show_share(one.bubble_fraction),
+            show_number(one.tokens_per_s),
+            show_number(_tokens_a_rank(one)),
+            f"{peak}, too large" if one.fits_memory is False else peak,
+        )
+    return table

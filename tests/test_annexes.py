@@ -1,0 +1,99 @@
+"""The core stands without its annexes, and each annex is reached through one door."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from support.services.console import REPOSITORY
+
+SOURCE = REPOSITORY / "src"
+
+# By annex: what is deleted with it, its verb and its pages among them, and the door that they take.
+ANNEXES = {
+    "debubble.load": ((), None),
+    "debubble.mcp": (("debubble.cli.mcp",), "debubble.mcp"),
+    "debubble.tune": (
+        ("debubble.cli.tune", "debubble.cli.demo", "debubble.answers.tune", "debubble.report.tune"),
+        "debubble.tune.run",
+    ),
+    "debubble.watch": (("debubble.cli.watch",), "debubble.watch.run"),
+    "debubble.meter": (("debubble.cli.meter",), "debubble.meter.settings"),
+    "debubble.demo": (("debubble.cli.demo",), "debubble.demo.workload"),
+    # A timeline is written as an op table by the probe's own writer, for `simulate`, too.
+    "debubble.probe": (
+        ("debubble.cli.probe", "debubble.cli.simulate", "debubble.answers.probe",
+         "debubble.report.probe"),
+        "debubble.probe.pipeline",
+    ),
+    "debubble.links.live": (
+        ("debubble.cli.links", "debubble.links.__main__", "debubble.answers.link_tests",
+         "debubble.report.link_tests"),
+        "debubble.links.live",
+    ),
+}  # fmt: skip
+# A list of all answers that have a schema; it is no part of what answers.
+SCHEMAS = "debubble.answers.schema"
+
+
+def modules():
+    """Every module of the package, with what it imports, wherever in it that stands."""
+    for file in sorted(SOURCE.rglob("*.py")):
+        parts = file.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        imported = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        yield name, imported
+
+
+def belongs_to(name, annex):
+    return name == annex or name.startswith(f"{annex}.")
+
+
+@pytest.mark.parametrize("annex", ANNEXES)
+def test_an_annex_is_imported_by_its_verb_and_pages_alone_and_through_its_door(annex):
+    others = [known for known in ANNEXES if known != annex]
+    users = {*ANNEXES[annex][0], *(page for other in others for page in ANNEXES[other][0])}
+    for name, imported in modules():
+        taken = {module for module in imported if belongs_to(module, annex)} - {annex}
+        if belongs_to(name, annex) or name == SCHEMAS or not taken:
+            continue
+        assert name in users or any(belongs_to(name, other) for other in others), (name, taken)
+        if name.startswith("debubble.cli."):
+            assert all(belongs_to(module, ANNEXES[annex][1]) for module in taken), (name, taken)
+
+
+@pytest.mark.slow
+def test_the_core_analyses_finds_and_plans_with_every_annex_away():
+    """In a process of its own: in this one other tests have imported them."""
+    blocked = [*ANNEXES, *(page for pages, _ in ANNEXES.values() for page in pages)]
+    recording = REPOSITORY / "tests" / "data" / "h200" / "1f1b_p2_m4"
+    program = f"""
+        import sys
+        class Away:
+            def find_spec(self, name, path=None, target=None):
+                if any(name == away or name.startswith(away + ".") for away in {blocked!r}):
+                    raise ImportError(name + " is away")
+        sys.meta_path.insert(0, Away())
+        import debubble
+        run = debubble.analyse({str(recording)!r})
+        assert debubble.find(run).numbers.bubble_fraction > 0
+        assert debubble.plan(run).options
+        assert debubble.links(run).hops
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    assert ended.returncode == 0, ended.stderr
