@@ -28,7 +28,7 @@ def test_traces_without_a_pipeline_are_an_answer_and_not_an_error(tmp_path):
     assert data["numbers"] is None
     assert [gap["code"] for gap in data["warnings"]] == ["no_pipeline"]
     assert type_command("debubble find . --strict", tmp_path).code == 2
-    for picture in ("--svg out.svg", "--mermaid", "--perfetto out.json"):
+    for picture in ("--svg out.svg", "--perfetto out.json"):
         refused = type_command(f"debubble find . {picture}", tmp_path)
         assert (refused.code, refused.text[:28]) == (2, "error: no pipeline in these ")
 

@@ -6,7 +6,6 @@ import json
 import shutil
 
 import pytest
-from pyarrow import parquet
 from support.services.console import REPOSITORY, type_command
 
 STORE = "--store sqlite:///history.db"
@@ -36,14 +35,6 @@ def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     rows = answer(f"history export --csv {STORE}").splitlines()
     assert len(rows) == 5
     assert rows[1].startswith("base,")
-    answer(f"history export --parquet rows.parquet {STORE}")
-    table = parquet.read_table(tmp_path / "rows.parquet")
-    assert table.column_names == rows[0].split(",")
-    assert [f"{one:.12g}" for one in table["batch_latency_s"].to_pylist()] == [
-        f"{float(row.split(',')[5]):.12g}" for row in rows[1:]
-    ]
-    again = answer(f"history export --parquet rows.parquet {STORE}", code=2)
-    assert "is there already" in again
     found = json.loads(answer(f"compare base {RUN} --json {STORE}"))
     assert (found["before"]["n"], found["after"]["n"]) == (2, 2)
     assert found["verdict"] == "no_clear_change"

@@ -12,7 +12,7 @@ import pytest
 from support.services.console import type_command
 from support.services.free_port import free_port
 
-from debubble.cli.find import VIEWER, open_trace
+from debubble.cli.viewer import VIEWER, open_trace
 from debubble.errors import UsageError
 
 CONTENT = b"[" + b" " * 100_000 + b"]"

@@ -106,7 +106,7 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the verb; name the one that was meant where it was mistyped."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            from difflib import get_close_matches  # noqa: PLC0415 (`--help` stays instant)
+            from difflib import get_close_matches
 
             meant = get_close_matches(args[0], VERBS, n=1)
             said = f"; did you mean {meant[0]}?" if meant else ""
@@ -196,7 +196,7 @@ def asks_for_json(words: Sequence[str]) -> bool:
 def _end(error: DebubbleError, *, as_json: bool = False, code: int = EXIT_NO_ANSWER) -> NoReturn:
     """Say why there is no answer, to a program that waits for one object on stdout as well."""
     if as_json:
-        from debubble.answers.base import answer_error  # noqa: PLC0415 (`--help` stays instant)
+        from debubble.answers.base import answer_error
 
         with suppress(OSError):  # stdout itself may be what cannot be written
             click.echo(answer_error(error).to_json())
@@ -209,7 +209,7 @@ def _end(error: DebubbleError, *, as_json: bool = False, code: int = EXIT_NO_ANS
 def _unforeseen(error: Exception) -> Unforeseen:
     """Name an error that is debubble's own fault, in a line or, where asked for, in full."""
     if os.environ.get(TRACEBACK):
-        import traceback  # noqa: PLC0415 (`--help` stays instant)
+        import traceback
 
         traceback.print_exception(error)
     said = " ".join(str(error).split())

@@ -5,13 +5,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
-from debubble.analysis import Analysis
-from debubble.answers.compare import answer_compare, compare_causes
-from debubble.answers.plan import PlanAnswer, predictions_of
 from debubble.cli.gates import (
     close_gate,
     recall,
@@ -32,17 +29,15 @@ from debubble.cli.options import (
     write_html,
 )
 from debubble.errors import Gap, Touch, UsageError
-from debubble.fleet.survey import Question
-from debubble.measure.compare import DEFAULT_THRESHOLD, compare
-from debubble.measure.comparison import Comparison, Verdict
-from debubble.measure.load_results import measure_load, read_load_result
-from debubble.measure.measurement import Measurement, join_measurements
-from debubble.measure.prediction import Prediction
-from debubble.report.compare import compare_page
-from debubble.report.html.measured import compare_report
-from debubble.report.html.views import PipelineView
 from debubble.trace.source import is_url
 from debubble.units import NS_PER_S, counted, parse_memory, parse_share
+
+if TYPE_CHECKING:
+    from debubble.analysis import Analysis
+    from debubble.measure.comparison import Comparison, Verdict
+    from debubble.measure.measurement import Measurement
+    from debubble.measure.prediction import Prediction
+    from debubble.report.html.views import PipelineView
 
 
 @click.command("compare")
@@ -52,9 +47,7 @@ from debubble.units import NS_PER_S, counted, parse_memory, parse_share
 @click.option(
     "--threshold",
     metavar="SHARE",
-    default=f"{DEFAULT_THRESHOLD:.0%}",
-    show_default=True,
-    help="The smallest change that matters.",
+    help="The smallest change that matters.  [default: what repeated runs differ by]",
 )
 @click.option(
     "--target-batch", type=float, metavar="N", help="Microbatches that both must have a step."
@@ -78,7 +71,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     before: str,
     after: str,
     pipeline: int | None,
-    threshold: str,
+    threshold: str | None,
     target_batch: float | None,
     tokens: str | None,
     memory_limit: str | None,
@@ -95,6 +88,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     Commas join captures of one setting. Results of load generators are compared, too.
     """
+    from debubble.answers.compare import answer_compare, compare_causes
+    from debubble.measure.compare import DEFAULT_THRESHOLD, compare
+    from debubble.measure.comparison import Verdict
+    from debubble.report.compare import compare_page
+    from debubble.report.html.measured import compare_report
+
     if target_batch is not None and target_batch <= 0:
         raise UsageError("--target-batch is a number of microbatches, 1 or more")
     picture = place_for(html, force=force)
@@ -119,7 +118,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         replace(first, predicted=kept),
         second,
         change=change,
-        threshold=parse_share(threshold),
+        threshold=DEFAULT_THRESHOLD if threshold is None else parse_share(threshold),
         target_batch=target_batch,
         limit_bytes=None if memory_limit is None else parse_memory(memory_limit),
     )
@@ -173,6 +172,8 @@ class _Side:
 
     def shown(self) -> list[PipelineView]:
         """Return its captures as they are drawn."""
+        from debubble.report.html.views import PipelineView
+
         return [
             PipelineView(
                 timeline=run.timeline, figures=run.pipeline, ledger=run.ledger, stream=run.stream
@@ -183,6 +184,8 @@ class _Side:
 
 def _next_command(after: str, found: Comparison) -> str:
     """Name what to look at next, where AFTER is one place with traces in it."""
+    from debubble.measure.comparison import Verdict
+
     if found.after.served is not None or (not is_url(after) and not Path(after).exists()):
         return ""
     verb = "find" if found.verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
@@ -191,6 +194,10 @@ def _next_command(after: str, found: Comparison) -> str:
 
 def read_predictions(file: str) -> tuple[Prediction, ...]:
     """Read what `debubble plan --json` wrote."""
+    import msgspec
+
+    from debubble.answers.plan import PlanAnswer, predictions_of
+
     try:
         return predictions_of(msgspec.json.decode(Path(file).read_bytes(), type=PlanAnswer))
     except (OSError, RecursionError, msgspec.MsgspecError) as error:
@@ -203,6 +210,8 @@ def read_predictions(file: str) -> tuple[Prediction, ...]:
 
 def parse_verdicts(text: str | None) -> frozenset[Verdict]:
     """Read `worse,unsafe_memory`."""
+    from debubble.measure.comparison import Verdict
+
     if text is None:
         return frozenset()
     known = [verdict.value for verdict in Verdict]
@@ -232,6 +241,10 @@ def _measure(
     quiet: bool,
 ) -> _Side:
     """Take each word for traces, or for a name in the history where nothing is called so."""
+    from debubble.fleet.survey import Question
+    from debubble.measure.load_results import measure_load, read_load_result
+    from debubble.measure.measurement import join_measurements
+
     measurements: list[Measurement] = []
     captures: list[Analysis] = []
     for word in filter(None, words.split(",")):

@@ -1,29 +1,14 @@
-"""`debubble find`: the bubble, measured, against theory; and what it draws besides its answer.
-
-`--open` shows the trace by ui.perfetto.dev. That page opens traces from one address of the machine
-it is looked at on, and no other: port 9001 of 127.0.0.1. Nothing is uploaded: the page's script
-fetches the file from here. It is given once, to that page alone, under a name nobody can guess.
-"""
+"""`debubble find`: the bubble, measured, against theory; and what it draws besides its answer."""
 
 from __future__ import annotations
 
-import secrets
 import shlex
-import time
-import webbrowser
-from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from shutil import copyfileobj
-from urllib.parse import quote
+from typing import TYPE_CHECKING
 
 import click
 
-from debubble.analysis import Analysis
-from debubble.answers.find import FindAnswer, answer_find
-from debubble.answers.inspect import answer_no_pipeline, answer_ranks
-from debubble.answers.ledger import Tariff
 from debubble.cli.gates import judge_bubbles, refuse_to_judge
 from debubble.cli.options import (
     RECORD,
@@ -43,21 +28,14 @@ from debubble.cli.options import (
     write_html,
 )
 from debubble.errors import UsageError
-from debubble.fleet.survey import NoPipelineIn, Question
-from debubble.ledger.causes import Cause
-from debubble.ledger.ledger import list_waits
-from debubble.report.chrome import write_chrome
-from debubble.report.find import find_page, no_pipeline_page
-from debubble.report.html.measured import find_report, no_pipeline_report
-from debubble.report.html.views import pipelines_shown
-from debubble.report.inspect import rank_table
-from debubble.report.lanes import draw_lanes, frame_step
-from debubble.report.scalars import scalars, write_events
-from debubble.report.svg import draw_mermaid, draw_svg
-from debubble.report.text import Page
-from debubble.schedules import state_schedule
 from debubble.units import parse_share
 from debubble.whole_file import write_file
+
+if TYPE_CHECKING:
+    from debubble.analysis import Analysis
+    from debubble.answers.find import FindAnswer
+    from debubble.answers.ledger import Tariff
+    from debubble.report.text import Page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +46,13 @@ class Pictures:
     perfetto: str | None
     opened: bool
     svg: str | None
-    mermaid: bool
-    tensorboard: Path | None
     html: str | None
     force: bool
 
     @property
     def need_a_pipeline(self) -> bool:
         """Whether any of it says nothing without one."""
-        return bool(self.perfetto or self.svg or self.mermaid)
+        return bool(self.perfetto or self.svg)
 
     def check(self, *, as_json: bool) -> None:
         """Refuse what cannot be printed together, or written."""
@@ -90,13 +66,16 @@ class Pictures:
             raise UsageError(
                 "--timeline draws for people, --json is for programs", hint="leave one"
             )
-        if self.mermaid and (self.lanes or as_json):
-            raise UsageError("--mermaid prints a diagram and nothing else", hint="leave one")
 
-    def draw(
-        self, analysis: Analysis, answer: FindAnswer, page: Page, words: str, *, quiet: bool
-    ) -> None:
+    def draw(self, analysis: Analysis, page: Page, words: str, *, quiet: bool) -> None:
         """Write the files, and put lanes below the answer."""
+        from debubble.ledger.ledger import list_waits
+        from debubble.report.chrome import write_chrome
+        from debubble.report.html.measured import find_report
+        from debubble.report.html.views import pipelines_shown
+        from debubble.report.lanes import draw_lanes, frame_step
+        from debubble.report.svg import draw_svg
+
         asks = self.lanes or self.need_a_pipeline
         waits = list_waits(analysis.ledger) if asks and analysis.ledger else ()
         pipeline, timeline = analysis.pipeline, analysis.timeline
@@ -107,6 +86,8 @@ class Pictures:
             page.drawing = draw_lanes(timeline, pipeline.pipeline, step, drawing_width(), waits)
         if self.perfetto is not None:
             write_chrome(timeline, Path(self.perfetto), waits=waits, force=self.force)
+            from debubble.cli.viewer import VIEWER
+
             where = "" if self.opened else f"; open it in {VIEWER}"
             _say(f"{self.perfetto} written{where}", quiet=quiet)
         if self.svg is not None:
@@ -120,22 +101,20 @@ class Pictures:
             write_html(
                 find_report(pipelines_shown(analysis), page, words), Path(self.html), quiet=quiet
             )
-        if self.tensorboard is not None:
-            values = scalars(answer)
-            file = write_events(self.tensorboard, values, step=step or 0, now_s=time.time())
-            _say(f"{file} written: {len(values)} scalars of step {step or 0}", quiet=quiet)
-        if self.mermaid:
-            click.echo(draw_mermaid(pipeline, analysis.ledger, analysis.causes, page.answer))
 
     def show(self, *, quiet: bool) -> None:
         """Show the trace in a browser, once the answer has been printed."""
         if self.opened and self.perfetto is not None:
+            from debubble.cli.viewer import VIEWER, open_trace
+
             file = Path(self.perfetto)
             if not open_trace(file, lambda words: _say(words, quiet=quiet)):
                 _say(f"nobody fetched it; open {file} in {VIEWER} yourself", quiet=quiet)
 
     def report_no_pipeline(self, page: Page, words: str, *, quiet: bool) -> None:
         """Write the one file that says something without a pipeline."""
+        from debubble.report.html.measured import no_pipeline_report
+
         if self.html is not None:
             write_html(no_pipeline_report(page, words), Path(self.html), quiet=quiet)
 
@@ -147,15 +126,6 @@ picture_options = gathered(
     click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto."),
     click.option("--open", "opened", is_flag=True, help="Show it in the browser, by Perfetto."),
     click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank."),
-    click.option(
-        "--mermaid", is_flag=True, help="Print the pipeline as a Mermaid diagram instead."
-    ),
-    click.option(
-        "--tensorboard",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="FOLDER",
-        help="Write the figures as scalars for TensorBoard.",
-    ),
     html_option,
     click.option("--force", is_flag=True, help="Let --perfetto, --svg and --html replace a file."),
 )
@@ -199,6 +169,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
+    from debubble.answers.find import answer_find
+    from debubble.answers.inspect import answer_no_pipeline, answer_ranks
+    from debubble.fleet.survey import NoPipelineIn, Question
+    from debubble.report.find import find_page, no_pipeline_page
+    from debubble.report.inspect import rank_table
+    from debubble.schedules import state_schedule
+
     allowed = None if fail_over is None else parse_share(fail_over)
     pictures.check(as_json=bool(manners.as_json))
     if schedule is None and chunks is not None:
@@ -224,9 +201,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         return
     answer = answer_find(analysis, tariff)
     page = find_page(answer, "" if manners.quiet else _following(analysis, answer, words))
-    pictures.draw(analysis, answer, page, words, quiet=manners.quiet)
-    if not pictures.mermaid:
-        print_answer(page, answer, manners)
+    pictures.draw(analysis, page, words, quiet=manners.quiet)
+    print_answer(page, answer, manners)
     pictures.show(quiet=manners.quiet)
     exit_strictly(answer.warnings, manners)
     if allowed is not None:
@@ -235,107 +211,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
 def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:
     """Lead on: to the wires where slow ones cost something, else to what could be changed."""
+    from debubble.ledger.causes import Cause
+
     slow = any(hop.verdict == "slow" for hop in answer.hops)
     if slow and (not answer.named or Cause.SLOW_LINK in [named.cause for named in answer.named]):
         return f"debubble links {words}"
     if analysis.ledger is None and analysis.stream is None:
         return f"debubble find {words} --timeline"
     return f"debubble plan {words}"
-
-
-VIEWER = "https://ui.perfetto.dev"
-ADDRESS, PORT = "127.0.0.1", 9001
-# Who has not looked by then has no browser here; large traces take a while to be fetched, not to be
-# asked for.
-PATIENCE_S = 60.0
-_LOOK_S = 0.5
-
-
-class _Offer(HTTPServer):
-    """A server of one file."""
-
-    allow_reuse_address = True
-
-    def __init__(self, file: Path, port: int) -> None:
-        super().__init__((ADDRESS, port), _Answer)
-        self.file = file
-        self.path = f"/{secrets.token_urlsafe(16)}/{quote(file.name)}"
-        self.given = False
-        self.timeout = _LOOK_S
-
-    @property
-    def url(self) -> str:
-        """Where the viewer is to look."""
-        here = f"http://{ADDRESS}:{self.server_port}{self.path}"
-        return f"{VIEWER}/#!/?url={quote(here, safe='')}"
-
-
-class _Answer(BaseHTTPRequestHandler):
-    """Gives the file to the viewer, and to nobody else."""
-
-    server: _Offer
-    timeout = 30
-
-    def do_GET(self) -> None:
-        """Send the file."""
-        if not self._is_meant():
-            return
-        self.send_response(200)
-        self._allow()
-        self.send_header("Content-Type", "application/octet-stream")
-        self.send_header("Content-Length", str(self.server.file.stat().st_size))
-        self.end_headers()
-        with self.server.file.open("rb") as trace:
-            copyfileobj(trace, self.wfile)
-        self.server.given = True
-
-    def do_OPTIONS(self) -> None:
-        """Tell a browser that asks first that the viewer may ask."""
-        if self._is_meant():
-            self.send_response(204)
-            self._allow()
-            self.send_header("Access-Control-Allow-Private-Network", "true")
-            self.end_headers()
-
-    def _is_meant(self) -> bool:
-        """Refuse other names of this machine, other pages, and other files."""
-        host = self.headers.get("Host", "")
-        origin = self.headers.get("Origin", VIEWER)
-        meant = host == f"{ADDRESS}:{self.server.server_port}" and origin == VIEWER
-        if not (meant and secrets.compare_digest(self.path, self.server.path)):
-            self.send_error(404)
-            return False
-        return True
-
-    def _allow(self) -> None:
-        self.send_header("Access-Control-Allow-Origin", VIEWER)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Vary", "Origin")
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing: stderr is for people."""
-
-
-def open_trace(
-    file: Path,
-    say: Callable[[str], None],
-    *,
-    port: int = PORT,
-    browse: Callable[[str], bool] = webbrowser.open,
-    clock: Callable[[], float] = time.monotonic,
-) -> bool:
-    """Show a trace in the user's browser; return whether it was fetched before patience ended."""
-    try:
-        offer = _Offer(file, port)
-    except OSError as error:
-        raise UsageError(
-            f"port {port} of {ADDRESS} cannot be had: {error.strerror}",
-            hint=f"the viewer asks at no other; open {file} in {VIEWER} yourself",
-        ) from error
-    with offer:
-        if not browse(offer.url):
-            say(f"no browser here; open {offer.url}")
-        end = clock() + PATIENCE_S
-        while not offer.given and clock() < end:
-            offer.handle_request()
-        return offer.given

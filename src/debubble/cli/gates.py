@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from debubble.answers.base import AnswerWarning
 from debubble.errors import (
     Gap,
     GateError,
@@ -21,12 +20,15 @@ from debubble.errors import (
     Touch,
     place,
 )
-from debubble.links.judge import Verdict
-from debubble.measure.measurement import Measurement
-from debubble.measure.prediction import Prediction
-from debubble.measure.store import Store, default_url, store_url
-from debubble.timeline.figures import PipelineFigures
 from debubble.units import counted, printable, show_members, show_percent
+
+if TYPE_CHECKING:
+    from debubble.answers.base import AnswerWarning
+    from debubble.links.judge import Verdict
+    from debubble.measure.measurement import Measurement
+    from debubble.measure.prediction import Prediction
+    from debubble.measure.store import Store
+    from debubble.timeline.figures import PipelineFigures
 
 
 def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
@@ -63,6 +65,8 @@ def recall_predictions(runs: Sequence[Measurement], stated: str | None) -> tuple
 @contextmanager
 def _history(stated: str | None) -> Iterator[Store | None]:
     """Lend the history to read from, the user's own where none is stated; None if there is none."""
+    from debubble.measure.store import Store, default_url, store_url
+
     own = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
     if stated is None and not Path(own).exists():
         yield None
@@ -156,6 +160,8 @@ def judge_slow(
     absent: Sequence[int] = (),
 ) -> None:
     """Close where a hop is slow; where no hop could be judged, or not all were seen, say so."""
+    from debubble.links.judge import Verdict
+
     refuse_doubted("--fail-on slow cannot be judged", gaps, Touch.MESSAGES)
     if Verdict.SLOW in verdicts:
         close_gate()

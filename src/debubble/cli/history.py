@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from debubble.answers.compare import answer_history
 from debubble.cli.gates import with_tokens
 from debubble.cli.options import (
     Manners,
@@ -20,10 +19,11 @@ from debubble.cli.options import (
     trace_options,
 )
 from debubble.errors import UsageError
-from debubble.fleet.survey import Question
-from debubble.measure.store import Record, Store, store_url
-from debubble.report.compare import history_csv, history_page, write_parquet
 from debubble.units import printable
+
+if TYPE_CHECKING:
+    from debubble.measure.store import Store
+
 
 store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")
 
@@ -63,6 +63,11 @@ def add(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the run of TRACES and keep it."""
+    from debubble.answers.compare import answer_history
+    from debubble.fleet.survey import Question
+    from debubble.measure.store import Record
+    from debubble.report.compare import history_page
+
     check_name(name)
     pairs = parse_tags(tags)
     question = Question(pipeline=pipeline)
@@ -90,6 +95,9 @@ def list_all(*, store: str | None, manners: Manners) -> None:
 
 
 def _show_all(store: str | None, manners: Manners) -> None:
+    from debubble.answers.compare import answer_history
+    from debubble.report.compare import history_page
+
     with opened(store, read_only=True) as history:
         records, damaged = history.readable_records()
     page = history_page(records)
@@ -104,6 +112,9 @@ def _show_all(store: str | None, manners: Manners) -> None:
 @output_options
 def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
+    from debubble.answers.compare import answer_history
+    from debubble.report.compare import history_page
+
     with opened(store, read_only=True) as history:
         records, damaged = history.readable_records(name)
         if not damaged:
@@ -128,28 +139,16 @@ def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
 
 @command.command("export")
 @click.option("--csv", "as_csv", is_flag=True, help="A row a step, instead of JSON.")
-@click.option(
-    "--parquet",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="OUT",
-    help="The same rows into a Parquet file.",
-)
-@click.option("--force", is_flag=True, help="Let --parquet replace a file.")
 @store_option
-def export(*, as_csv: bool, parquet: Path | None, force: bool, store: str | None) -> None:
-    """Write every sample of every measurement to stdout, or to a Parquet file."""
-    if as_csv and parquet is not None:
-        raise UsageError("both --csv and --parquet", hint="give one of them")
-    if parquet is not None and parquet.exists() and not force:
-        raise UsageError(f"{parquet} is there already", hint="add --force to replace it")
+def export(*, as_csv: bool, store: str | None) -> None:
+    """Write every sample of every measurement to stdout."""
+    from debubble.answers.compare import answer_history
+    from debubble.report.compare import history_csv
+
     with opened(store, read_only=True) as history:
         records, damaged = history.readable_records()
     for gap in damaged:
         click.echo(f"warning: {printable(str(gap))}", err=True)
-    if parquet is not None:
-        write_parquet(records, parquet)
-        click.echo(f"{parquet} written.", err=True)
-        return
     if as_csv:
         click.echo(history_csv(records), nl=False)
         return
@@ -186,6 +185,8 @@ def parse_tags(words: tuple[str, ...]) -> dict[str, str]:
 @contextmanager
 def opened(url: str | None, *, read_only: bool = False) -> Iterator[Store]:
     """Lend the store at a URL, or the user's own."""
+    from debubble.measure.store import Store, store_url
+
     store = Store(store_url(url), read_only=read_only)
     try:
         yield store

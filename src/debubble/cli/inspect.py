@@ -6,7 +6,6 @@ import shlex
 
 import click
 
-from debubble.answers.inspect import answer_inspect
 from debubble.cli.options import (
     RECORD,
     Manners,
@@ -16,7 +15,6 @@ from debubble.cli.options import (
     print_answer,
     trace_options,
 )
-from debubble.report.inspect import inspect_page
 
 
 @click.command("inspect")
@@ -34,6 +32,9 @@ def command(
     TRACES are files, folders, globs or URLs: torch.profiler traces, Nsight Systems SQLite exports,
     op tables, or digests of any of them.
     """
+    from debubble.answers.inspect import answer_inspect
+    from debubble.report.inspect import inspect_page
+
     run = reader.read(traces, quiet=manners.quiet)
     found = answer_inspect(run)
     following = f"debubble find {shlex.join(traces)}" if found.holds_pipeline else RECORD

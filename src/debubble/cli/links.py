@@ -7,14 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from debubble.analysis import Analysis, Wires
-from debubble.answers.base import Answer, AnswerWarning
-from debubble.answers.link_tests import answer_live, answer_logs
-from debubble.answers.links import answer_links, verdicts_of
 from debubble.cli.gates import judge_slow
 from debubble.cli.options import (
     Manners,
@@ -31,27 +27,15 @@ from debubble.cli.options import (
     write_html,
 )
 from debubble.errors import DebubbleError, Gap, UsageError
-from debubble.fleet.survey import Question
-from debubble.links.hop_times import Hop
-from debubble.links.judge import LinkClass, Past, Verdict
-from debubble.links.live import (
-    FEWEST_SAMPLES,
-    is_measured,
-    judge_measured,
-    read_measured,
-    run_here,
-)
-from debubble.links.logs.messages import is_of_recorder
-from debubble.links.logs.pairs import doubts_about, pairs_in
-from debubble.links.logs.read import load_json, looks_like_log, read_log, read_text
-from debubble.links.wiring import parse_classes, read_history, read_topologies
-from debubble.report.html.measured import links_report
-from debubble.report.link_tests import live_page, logs_page
-from debubble.report.links import draw_matrix, links_page
-from debubble.report.text import Page
-from debubble.trace.captures import recognise
 from debubble.trace.source import Limits, Source, expand
-from debubble.whole_file import write_file
+
+if TYPE_CHECKING:
+    from debubble.analysis import Analysis
+    from debubble.answers.base import Answer, AnswerWarning
+    from debubble.links.hop_times import Hop
+    from debubble.links.judge import LinkClass, Past, Verdict
+    from debubble.report.text import Page
+
 
 _PREFIX_BYTES = 64 * 1024
 
@@ -84,6 +68,8 @@ def _sort(place: str, limits: Limits) -> tuple[str, list[str]]:
 
 def _is_trace(file: str, limits: Limits) -> bool:
     """Tell traces; what cannot be opened may be one, and reading it says why it cannot."""
+    from debubble.trace.captures import recognise
+
     try:
         return recognise(file, limits).is_trace
     except DebubbleError:
@@ -92,6 +78,10 @@ def _is_trace(file: str, limits: Limits) -> bool:
 
 def _kind_of(file: str, limits: Limits) -> str | None:
     """Tell a log of a link test, and what a hop test wrote, from all else."""
+    from debubble.links.live import is_measured
+    from debubble.links.logs.messages import is_of_recorder
+    from debubble.links.logs.read import load_json, looks_like_log
+
     try:
         start = Source(file, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
     except DebubbleError:
@@ -152,9 +142,8 @@ def command() -> None:
     help="What `nvidia-smi topo -m` or `nvlink -s` printed.",
 )
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
-@click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
 @html_option
-@click.option("--force", is_flag=True, help="Let --matrix and --html replace a file.")
+@click.option("--force", is_flag=True, help="Let --html replace a file.")
 @click.option(
     "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
 )
@@ -167,7 +156,6 @@ def read(  # noqa: PLR0913 (one argument a flag)
     classes: tuple[str, ...],
     topology_files: tuple[str, ...],
     pipeline: int | None,
-    matrix: str | None,
     html: str | None,
     force: bool,
     fail_on: str | None,
@@ -175,12 +163,13 @@ def read(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
+    from debubble.analysis import Wires
+    from debubble.fleet.survey import Question
+    from debubble.links.wiring import read_history
+
     limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
-    refuse_same_place({"--matrix": matrix, "--html": html})
-    pictures = _Pictures(
-        run=words, matrix=place_for(matrix, force=force), html=place_for(html, force=force)
-    )
+    picture = place_for(html, force=force)
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kind, files = sort_places(places, limits)
     if kind != "traces":
@@ -195,24 +184,16 @@ def read(  # noqa: PLR0913 (one argument a flag)
         wires = Wires(classes=classes, topologies=topology_files, history=known.history)
         analysis = reader.analyse(places, question, quiet=manners.quiet, wires=wires)
         answer = _of_traces(analysis, words)
-    _finish(answer, pictures, fail_on, manners)
+    _finish(answer, words, picture, fail_on, manners)
 
 
 @command.command("run")
 @click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True)
 @click.option("--size", metavar="SIZE", help="What the job itself sends, such as 8MiB.")
 @click.option("--largest", metavar="SIZE", default="64MiB", show_default=True)
-@click.option(
-    "--samples",
-    type=click.IntRange(min=FEWEST_SAMPLES),
-    default=FEWEST_SAMPLES,
-    show_default=True,
-    help="Messages of each size.",
-)
 @click.option("--all-pairs", is_flag=True, help="Every pair of ranks, not only neighbours.")
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="By default as torch would.")
 @click.option("--out", metavar="FILE", default="links.json", show_default=True)
-@click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
 @html_option
 @click.option("--force", is_flag=True, help="Replace files.")
 @click.option(
@@ -224,25 +205,21 @@ def run(  # noqa: PLR0913 (one argument a flag)
     ranks: int,
     size: str | None,
     largest: str,
-    samples: int,
     all_pairs: bool,
     backend: str | None,
     out: str,
-    matrix: str | None,
     html: str | None,
     force: bool,
     fail_on: str | None,
     manners: Manners,
 ) -> None:
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
-    refuse_same_place({"--matrix": matrix, "--html": html, "--out": out})
-    pictures = _Pictures(
-        run="this machine",
-        matrix=place_for(matrix, force=force),
-        html=place_for(html, force=force),
-    )
+    from debubble.links.live import run_here
+
+    refuse_same_place({"--html": html, "--out": out})
+    picture = place_for(html, force=force)
     file = place_for(out, force=force)
-    words = ["--largest", largest, "--samples", str(samples)]
+    words = ["--largest", largest]
     words += ["--size", size] if size else []
     words += ["--backend", backend] if backend else []
     words += ["--all-pairs"] if all_pairs else []
@@ -251,7 +228,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
         run_here(ranks, words, Path(out), on_progress=show)
     answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
-    _finish(answer, pictures, fail_on, manners)
+    _finish(answer, "this machine", picture, fail_on, manners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,15 +238,6 @@ class _Known:
     classes: Sequence[str] = ()
     history: Mapping[Hop, Past] = field(default_factory=dict)
     topologies: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pictures:
-    """Where to draw, and what the run is called there."""
-
-    run: str
-    matrix: Path | None
-    html: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +255,9 @@ class _Answer:
 
 
 def _of_traces(analysis: Analysis, words: str) -> _Answer:
+    from debubble.answers.links import answer_links, verdicts_of
+    from debubble.report.links import links_page
+
     found = answer_links(analysis)
     slow = [health.hop for health in analysis.links.slow]
     page = links_page(found, f"debubble plan {words}")
@@ -308,6 +279,11 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
 
 
 def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+    from debubble.answers.link_tests import answer_logs
+    from debubble.links.logs.pairs import doubts_about, pairs_in
+    from debubble.links.logs.read import read_log, read_text
+    from debubble.report.link_tests import logs_page
+
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
     ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
     pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
@@ -330,6 +306,12 @@ def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
 
 
 def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+    from debubble.answers.link_tests import answer_live
+    from debubble.links.live import judge_measured, read_measured
+    from debubble.links.logs.read import read_text
+    from debubble.links.wiring import read_topologies
+    from debubble.report.link_tests import live_page
+
     if len(files) > 1:
         raise UsageError("one hop test at a time", hint="hold it against others with --history")
     measured = read_measured(json.loads(read_text(files[0], limits)), files[0])
@@ -347,23 +329,23 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
 
 
 def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
+    from debubble.links.wiring import parse_classes
+
     every = [(here, there) for here in ranks for there in ranks if here != there]
     return parse_classes(known.classes, every)
 
 
-def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: Manners) -> None:
+def _finish(
+    answer: _Answer, run: str, picture: Path | None, fail_on: str | None, manners: Manners
+) -> None:
     """Draw and print; exit as the user asked."""
+    from debubble.report.html.measured import links_report
+
     if manners.quiet:
         answer.page.next_command = ""
-    if pictures.matrix is not None:
-        ranks = sorted({rank for hop in answer.rates for rank in hop})
-        drawn = draw_matrix(ranks, answer.rates, answer.slow)
-        write_file(pictures.matrix, drawn.encode())
-        if not manners.quiet:
-            click.echo(f"{pictures.matrix} written", err=True)
-    if pictures.html is not None:
-        report = links_report(answer.rates, answer.slow, answer.page, pictures.run)
-        write_html(report, pictures.html, quiet=manners.quiet)
+    if picture is not None:
+        report = links_report(answer.rates, answer.slow, answer.page, run)
+        write_html(report, picture, quiet=manners.quiet)
     print_answer(answer.page, answer.data, manners)
     exit_strictly(answer.gaps, manners)
     if fail_on:

@@ -24,15 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from debubble.analysis import Analysis, Wires, analyse_found
-from debubble.answers.base import Answer, AnswerWarning, json_text
-from debubble.answers.ledger import Tariff
-from debubble.cluster import engine_at
 from debubble.errors import Code, Gap, UsageError
-from debubble.fleet.survey import Means, Question, inspect_run
-from debubble.trace.digest.content import place_digests
-from debubble.trace.engine import LOCAL, Engine, Progress
-from debubble.trace.run import Run, RunFiles, find_run, warn_of_unread
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 from debubble.units import parse_bytes, parse_price, parse_watts
 from debubble.whole_file import write_file
@@ -40,8 +32,14 @@ from debubble.whole_file import write_file
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from debubble.analysis import Analysis, Wires
+    from debubble.answers.base import Answer, AnswerWarning
+    from debubble.answers.ledger import Tariff
+    from debubble.fleet.survey import Means, Question
     from debubble.report.html.page import Report
     from debubble.report.text import Page
+    from debubble.trace.engine import Progress
+    from debubble.trace.run import Run, RunFiles
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -138,6 +136,8 @@ def typed(options: Mapping[str, object]) -> str:
 
 
 def _read_tariff(*, price: str | None, power: str | None) -> Tariff:
+    from debubble.answers.ledger import Tariff
+
     amount, currency = (None, "") if price is None else parse_price(price)
     watts = None if power is None else parse_watts(power)
     return Tariff(price=amount, currency=currency, watts=watts)
@@ -199,7 +199,7 @@ def refuse_url(out: str | None) -> None:
 
 def write_html(report: Report, path: Path, *, quiet: bool) -> None:
     """Write a report, and say where it is."""
-    from debubble.report.html.page import report_markup  # noqa: PLC0415
+    from debubble.report.html.page import report_markup
 
     write_file(path, report_markup(report).encode())
     if not quiet:
@@ -213,23 +213,25 @@ def print_answer(
 
     With `aside` a person finds it on stderr: stdout is for something else.
     """
+    from debubble.answers.base import Answer, json_text
+
     if manners.as_json and manners.markdown:
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
     if manners.as_json:
         data = answer.to_dict() if isinstance(answer, Answer) else answer
         if manners.as_json == "brief" and isinstance(answer, Answer):
             # It knows the answers of all verbs, and all that they know.
-            from debubble.answers.brief import brief_of  # noqa: PLC0415
+            from debubble.answers.brief import brief_of
 
             data = brief_of(answer, _commands_for_programs(page.next_command))
         click.echo(json_text(data, compact=manners.as_json == "brief"))
         return
     if manners.markdown:
-        from debubble.report.text import as_markdown  # noqa: PLC0415
+        from debubble.report.text import as_markdown
 
         click.echo(as_markdown(page), nl=False, err=aside)
         return
-    from debubble.report.text import print_page  # noqa: PLC0415 (rich is not needed for JSON)
+    from debubble.report.text import print_page
 
     print_page(page, console_for(manners.color, aside=aside))
 
@@ -247,7 +249,7 @@ def console_for(color: str, *, aside: bool = False) -> Console:
 
     With `aside`, for stderr.
     """
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
     plain_width = None if (sys.stderr if aside else sys.stdout).isatty() else 120
     # Without a colour system rich leaves out bold and dim, too; `no_color` alone would keep them.
@@ -265,7 +267,7 @@ def console_for(color: str, *, aside: bool = False) -> Console:
 
 def drawing_width() -> int:
     """Return how wide a drawing may be: as the terminal, or as a page."""
-    from debubble.report.lanes import PLAIN_WIDTH  # noqa: PLC0415
+    from debubble.report.lanes import PLAIN_WIDTH
 
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else PLAIN_WIDTH
 
@@ -282,8 +284,8 @@ def progress(title: str, *, quiet: bool) -> Iterator[Progress]:
     if quiet or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import Progress as Bar  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
     began = time.monotonic()
     with Bar(console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
@@ -307,11 +309,13 @@ class Reader:
     capture: str | None = None
     rank: int | None = None
     limits: Limits = DEFAULT_LIMITS
-    engine: Engine = LOCAL
+    engine: str = "local"
     digest: str | None = None
 
     def read(self, places: Sequence[str], *, quiet: bool) -> Run:
         """Read one capture for what it holds, with progress."""
+        from debubble.fleet.survey import inspect_run
+
         found = self._find(places)
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
             return inspect_run(found, self._means(places, found, show))
@@ -325,6 +329,8 @@ class Reader:
         wires: Wires | None = None,
     ) -> Analysis:
         """Read one capture and measure what is asked about, with progress."""
+        from debubble.analysis import analyse_found
+
         found = self._find(places)
         if not quiet:
             _say_which(found, self.capture)
@@ -332,6 +338,8 @@ class Reader:
             return analyse_found(found, question, self._means(places, found, show), wires)
 
     def _find(self, places: Sequence[str]) -> RunFiles:
+        from debubble.trace.run import find_run, warn_of_unread
+
         found = find_run(places, capture=self.capture, limits=self.limits)
         files = len(found.capture.files)
         if self.rank is not None and files > 1:
@@ -342,12 +350,16 @@ class Reader:
         return found if self.capture else warn_of_unread(places, found)
 
     def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
+        from debubble.cluster import engine_at
+        from debubble.fleet.survey import Means
+        from debubble.trace.digest.content import place_digests
+
         digests = None
         if self.digest is not None:
             files = [file.file for capture in found.captures for file in capture.files]
             digests = place_digests(self.digest, places, files)
         return Means(
-            engine=self.engine,
+            engine=engine_at(self.engine),
             limits=self.limits,
             rank=self.rank,
             digests=digests,
@@ -397,9 +409,7 @@ def _make_reader(  # noqa: PLR0913 (one argument a flag)
     limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
     if digest is not None and not digest.strip():
         raise UsageError("--digest needs a place", hint="beside, a folder, or a URL")
-    return Reader(
-        capture=capture, rank=rank, limits=limits, engine=engine_at(engine), digest=digest
-    )
+    return Reader(capture=capture, rank=rank, limits=limits, engine=engine, digest=digest)
 
 
 # What every verb that reads traces takes.

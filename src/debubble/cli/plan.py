@@ -7,22 +7,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from debubble.analysis import Analysis
-from debubble.answers.base import AnswerWarning
-from debubble.answers.change import Tokens
-from debubble.answers.ledger import Tariff
-from debubble.answers.plan import (
-    ANY,
-    EmitPart,
-    PlanAnswer,
-    answer_plan,
-    predictions_of,
-    refuse_unknown_frameworks,
-)
-from debubble.answers.server_plan import ServerQuestion, answer_server_plan
 from debubble.cli.gates import refuse_doubted
 from debubble.cli.history import check_name, opened
 from debubble.cli.options import (
@@ -46,6 +34,7 @@ from debubble.cli.planning import (
     ServerOptions,
     Traces,
     analyse_both,
+    communication_option,
     parse_layers,
     refuse_for_steps,
     refuse_for_streams,
@@ -53,15 +42,6 @@ from debubble.cli.planning import (
     token_options,
 )
 from debubble.errors import Touch, UsageError, mask_secrets
-from debubble.plan.change import Hold
-from debubble.plan.emit import EMITTERS, SERVERS
-from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
-from debubble.plan.order_search import OrderSearch
-from debubble.plan.plan import Plan
-from debubble.report.html.plan import plan_report, planned_view, server_plan_report
-from debubble.report.html.views import PipelineView, pipelines_shown
-from debubble.report.plan import plan_page, server_plan_page
-from debubble.simulate.communication import Communication
 from debubble.units import (
     NS_PER_S,
     parse_bytes,
@@ -72,13 +52,26 @@ from debubble.units import (
 )
 from debubble.whole_file import write_file
 
+if TYPE_CHECKING:
+    from debubble.analysis import Analysis
+    from debubble.answers.base import AnswerWarning
+    from debubble.answers.change import Tokens
+    from debubble.answers.ledger import Tariff
+    from debubble.answers.plan import EmitPart, PlanAnswer
+    from debubble.answers.server_plan import ServerQuestion
+    from debubble.plan.change import Hold
+    from debubble.plan.kv_cache import Cache
+    from debubble.plan.order_search import OrderSearch
+    from debubble.plan.plan import Plan
+
+
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
 # What decides which option is first: asked again without it, another one might be written.
 _DECIDING = (
     *("--pipeline", "--schedule", "--communication", "--layers", "--memory-limit", "--latency"),
     *("--max-microbatches", "--hold", "--for"),
-    *("--search", "--search-rounds", "--search-seed", "--offload-rate"),
+    *("--search", "--search-rounds", "--offload-rate"),
 )
 # What is only for runs with steps.
 _OF_STEPS = (
@@ -95,6 +88,8 @@ def _read_cache(
     kv_tokens_measured: int | None,
 ) -> Cache | None:
     """Return the KV cache that layers are split around; None where none was spoken of."""
+    from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
+
     if kv_bytes_per_token_layer is None:
         details = {"--kv-utilisation": kv_utilisation, "--kv-tokens-measured": kv_tokens_measured}
         for flag, value in details.items():
@@ -147,15 +142,14 @@ def _place_of_order(output: str | None, framework: str | None, *, force: bool) -
     return place_for(output, force=force)
 
 
-def _read_search(
-    time: str | None, rounds: int | None, seed: int, offload: str | None
-) -> OrderSearch | None:
+def _read_search(time: str | None, rounds: int | None, offload: str | None) -> OrderSearch | None:
     """Return how long to look for an order; None where nobody asked for one."""
+    from debubble.plan.order_search import OrderSearch
+
     if time is None and rounds is None:
-        if offload is not None or seed:
+        if offload is not None:
             raise UsageError(
-                f"{'--offload-rate' if offload is not None else '--search-seed'} is about a "
-                "search for an order, and none was asked for",
+                "--offload-rate is about a search for an order, and none was asked for",
                 hint="add --search 10s",
             )
         return None
@@ -163,7 +157,7 @@ def _read_search(
     if seconds == 0:
         raise UsageError("a search takes some time", hint="write --search 10s")
     rate = None if offload is None else parse_rate(offload)
-    return OrderSearch(seconds=seconds, rounds=rounds, seed=seed, offload_bytes_per_s=rate)
+    return OrderSearch(seconds=seconds, rounds=rounds, offload_bytes_per_s=rate)
 
 
 def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> None:
@@ -193,6 +187,12 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     picture: Path | None,
 ) -> None:
     """Rank what could be changed in a server that was captured."""
+    from debubble.answers.server_plan import answer_server_plan
+    from debubble.plan.emit import SERVERS
+    from debubble.report.html.plan import server_plan_report
+    from debubble.report.html.views import pipelines_shown
+    from debubble.report.plan import server_plan_page
+
     with progress("planning", quiet=manners.quiet):
         answer = answer_server_plan(run, question, framework)
     following = f"debubble history add {words} --name NAME"
@@ -235,11 +235,7 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 @click.argument("traces", nargs=-1, required=True)
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
 @click.option("--schedule", metavar="NAME", help="The schedule that ran, where it is not told.")
-@click.option(
-    "--communication",
-    type=click.Choice([str(way) for way in Communication]),
-    help="How its messages travel.  [default: the way that fits the run]",
-)
+@communication_option("How its messages travel.  [default: the way that fits the run]")
 @click.option("--layers", metavar="N,N,...", help="Layers of each stage, where they are not told.")
 @click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
 @click.option("--latency", metavar="TIME", help="Of a batch without the profiler, such as 302ms.")
@@ -260,7 +256,7 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     metavar="FRAMEWORK",
     help="Only what it can be told, or any.  [default: the run's own]",
 )
-@click.option("--emit", "framework", metavar="FRAMEWORK", help=f"One of {', '.join(EMITTERS)}.")
+@click.option("--emit", "framework", metavar="FRAMEWORK", help="Write the best option for it.")
 @click.option(
     "-o", "--output", metavar="PATH", help="Where --emit writes an order, if it needs one."
 )
@@ -276,7 +272,6 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     metavar="N",
     help="The same by rounds, alike on any machine.",
 )
-@click.option("--search-seed", type=int, default=0, metavar="N", help="Of the search.")
 @click.option(
     "--offload-rate",
     metavar="RATE",
@@ -288,7 +283,7 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 @click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
 @trace_options
 @output_options
-def command(  # noqa: PLR0913 (one argument a flag)
+def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
     *,
     traces: tuple[str, ...],
     pipeline: int | None,
@@ -309,7 +304,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     tariff: Tariff,
     search: str | None,
     search_rounds: int | None,
-    search_seed: int,
     offload_rate: str | None,
     save: str | None,
     store: str | None,
@@ -319,6 +313,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
+    from debubble.answers.plan import ANY, answer_plan, predictions_of, refuse_unknown_frameworks
+    from debubble.plan.emit import EMITTERS
+    from debubble.report.html.plan import plan_report, planned_view
+    from debubble.report.html.views import PipelineView
+    from debubble.report.plan import plan_page
+
     named = (planned_for, framework)
     refuse_unknown_frameworks([name for name in named if name is not None and name != ANY])
     picture, order = place_for(html, force=force), _place_of_order(output, framework, force=force)
@@ -326,7 +326,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     tokens.check(has_also=also is not None)
     if save is not None:
         check_name(save)
-    looks = _read_search(search, search_rounds, search_seed, offload_rate)
+    looks = _read_search(search, search_rounds, offload_rate)
     split = parse_layers(layers)
     limit_bytes = None if memory_limit is None else float(parse_memory(memory_limit))
     latency_ns = None if latency is None else parse_duration(latency)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
-from debubble.analysis import Analysis
-from debubble.answers.change import Tokens
-from debubble.answers.server_plan import ServerQuestion, read_stated_load
 from debubble.cli.options import Decorator, Reader, gathered, in_flight_option, refuse_typed
 from debubble.errors import UsageError
-from debubble.fleet.survey import Question
-from debubble.schedules import SCHEDULES, state_schedule
+
+if TYPE_CHECKING:
+    from debubble.analysis import Analysis
+    from debubble.answers.change import Tokens
+    from debubble.answers.server_plan import ServerQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,9 @@ def analyse_both(
     files: Traces, schedule: str | None, *, quiet: bool
 ) -> tuple[Analysis, Analysis | None]:
     """Read the run, whose schedule may be stated, and the other one of its model, if any."""
+    from debubble.fleet.survey import Question
+    from debubble.schedules import SCHEDULES, state_schedule
+
     statement = None if schedule is None else state_schedule(schedule)
     if statement is not None and statement.order is not None:
         raise UsageError(
@@ -82,7 +86,24 @@ def token_options(asked: str) -> Decorator:
 def _make_tokens(
     *, tokens: str | None, tokens_measured: int | None, also_tokens: int | None
 ) -> Tokens:
+    from debubble.answers.change import Tokens
+
     return Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
+
+
+def _check_way(_context: click.Context, _option: click.Parameter, way: str | None) -> str | None:
+    """Refuse a way for messages to travel that there is not."""
+    from debubble.simulate.communication import Communication
+
+    if way is not None and way not in set(Communication):
+        ways = ", ".join(Communication)
+        raise UsageError(f"no messages travel by {way!r}", hint=f"one of {ways}")
+    return way
+
+
+def communication_option(words: str) -> Decorator:
+    """Add `--communication`."""
+    return click.option("--communication", metavar="WAY", callback=_check_way, help=words)
 
 
 def refuse_for_streams(flags: Collection[str]) -> None:
@@ -128,6 +149,8 @@ class ServerOptions:
         prompts: str | None = None,
     ) -> ServerQuestion:
         """Return what is asked."""
+        from debubble.answers.server_plan import ServerQuestion, read_stated_load
+
         return ServerQuestion(
             load=None if self.load is None else read_stated_load(self.load),
             kv_tokens=self.kv_tokens,

@@ -6,13 +6,10 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
-from debubble.analysis import Analysis
-from debubble.answers.change import Tokens
-from debubble.answers.server_plan import answer_server_simulate
-from debubble.answers.simulate import Request, answer_by_hand, answer_simulate, ask_run
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -32,6 +29,7 @@ from debubble.cli.planning import (
     ServerOptions,
     Traces,
     analyse_both,
+    communication_option,
     parse_layers,
     refuse_for_steps,
     refuse_for_streams,
@@ -39,19 +37,16 @@ from debubble.cli.planning import (
     token_options,
 )
 from debubble.errors import UsageError
-from debubble.plan.change import Hold
-from debubble.probe.pipeline import write_table
-from debubble.report.lanes import draw_lanes
-from debubble.report.plan import server_plan_page
-from debubble.report.simulate import simulate_page
-from debubble.schedules import Order, Statement, state_schedule
-from debubble.simulate.as_timeline import as_timeline
-from debubble.simulate.communication import Communication
-from debubble.simulate.hand_set import UNIT_NS, HandSetCosts, run_order, settle_costs
-from debubble.timeline.figures import measure_pipeline
-from debubble.trace.timer_logs import read_stage_times
 from debubble.units import PLAIN_NUMBER, counted, parse_duration, parse_memory, show_count
 from debubble.whole_file import write_file
+
+if TYPE_CHECKING:
+    from debubble.analysis import Analysis
+    from debubble.answers.change import Tokens
+    from debubble.answers.simulate import Request
+    from debubble.plan.change import Hold
+    from debubble.schedules import Order, Statement
+    from debubble.simulate.hand_set import HandSetCosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +69,8 @@ class RunOptions:
 
     def read(self) -> Request:
         """Return what is asked for."""
+        from debubble.answers.simulate import Request
+
         limit = self.memory_limit
         return Request(
             microbatches=self.microbatches,
@@ -120,10 +117,8 @@ what_if_options = gathered(
     token_options("Tokens a microbatch, or times as many: 2x."),
     click.option("--layers", metavar="N,N,...", help="Layers of each stage as it is, if not told."),
     click.option("--schedule-measured", metavar="NAME", help="The schedule that ran, if not told."),
-    click.option(
-        "--communication",
-        type=click.Choice(list(map(str, Communication))),
-        help="How messages travel.  [default: as fits the run; without traces, latency]",
+    communication_option(
+        "How messages travel.  [default: as fits the run; without traces, latency]"
     ),
     click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
 )
@@ -133,6 +128,10 @@ def simulate_traces(
     files: Traces, said: RunOptions, server: ServerOptions, manners: Manners, *, draws: bool
 ) -> None:
     """Measure the run, change it, and say what it would take."""
+    from debubble.answers.simulate import answer_simulate, ask_run
+    from debubble.report.lanes import draw_lanes
+    from debubble.report.simulate import simulate_page
+
     run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
     if run.pipeline.kind == "stream":
         taken = {"--split", "--layers", "--tokens", "--pipeline", "--capture", "--rank"}
@@ -157,6 +156,9 @@ def _simulate_server(
     run: Analysis, said: RunOptions, server: ServerOptions, manners: Manners
 ) -> None:
     """Change a captured server, or what is asked of it, and say what it would do."""
+    from debubble.answers.server_plan import answer_server_simulate
+    from debubble.report.plan import server_plan_page
+
     question = server.asks(
         layers=parse_layers(said.layers),
         split=parse_layers(said.split),
@@ -254,6 +256,9 @@ by_hand_options = gathered(
 
 def _from_log(wanted: OrderOptions, by_hand: ByHand, log: str) -> tuple[OrderOptions, ByHand]:
     """Return what a log of timers says in place of what would be typed."""
+    from debubble.simulate.hand_set import UNIT_NS
+    from debubble.trace.timer_logs import read_stage_times
+
     flags = ("--forward", "--backward", "--input-grad", "--weight-grad")
     typed_too = [flag for flag in flags if by_hand.costs[flag] is not None]
     if typed_too:
@@ -284,6 +289,16 @@ def simulate_by_hand(
     wanted: OrderOptions, by_hand: ByHand, manners: Manners, *, draws: bool
 ) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
+    from debubble.answers.simulate import answer_by_hand
+    from debubble.probe.pipeline import write_table
+    from debubble.report.lanes import draw_lanes
+    from debubble.report.simulate import simulate_page
+    from debubble.schedules import state_schedule
+    from debubble.simulate.as_timeline import as_timeline
+    from debubble.simulate.communication import Communication
+    from debubble.simulate.hand_set import run_order, settle_costs
+    from debubble.timeline.figures import measure_pipeline
+
     place = place_for(by_hand.table, force=by_hand.force)
     if by_hand.log is not None:
         wanted, by_hand = _from_log(wanted, by_hand, by_hand.log)
@@ -349,6 +364,8 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
 
 def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
     """Read the costs, all of them times or all of them plain numbers."""
+    from debubble.simulate.hand_set import HandSetCosts
+
     read = {
         flag: [_read(value) for value in text.split(",")]
         for flag, text in said.items()
@@ -371,6 +388,8 @@ def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
 
 def _read(text: str) -> tuple[float, bool]:
     """Return nanoseconds, and whether it was a plain number."""
+    from debubble.simulate.hand_set import UNIT_NS
+
     if _PLAIN.fullmatch(text.strip()):
         return float(text) * UNIT_NS, True
     return parse_duration(text), False

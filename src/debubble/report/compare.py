@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from debubble.answers.compare import (
@@ -15,7 +14,6 @@ from debubble.answers.compare import (
     show_figure,
     show_interval,
 )
-from debubble.errors import MissingExtra, StoreError
 from debubble.measure.comparison import Verdict
 from debubble.measure.measurement import middle
 from debubble.measure.store import Record, created_at
@@ -202,28 +200,3 @@ def _cell(value: Any) -> Any:
         return value
     text = printable(value)
     return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def write_parquet(records: Sequence[Record], out: Path) -> None:
-    """Write the same rows as a Parquet file, whole or not at all."""
-    try:
-        import pyarrow as pa  # noqa: PLC0415 (an extra)
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError as error:
-        raise MissingExtra(
-            "a Parquet file needs pyarrow", hint="pip install 'debubble[parquet]', or take --csv"
-        ) from error
-    kinds = {float: pa.float64(), int: pa.int64(), str: pa.string()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
-    partial = out.with_name(f".{out.name}.partial")
-    try:
-        parquet.write_table(pa.Table.from_pylist(history_rows(records), schema), partial)
-        partial.replace(out)
-    except OSError as error:
-        raise StoreError(
-            f"cannot be written: {error.strerror or error}",
-            hint="give --parquet a file in a folder that can be written",
-            file=str(out),
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
