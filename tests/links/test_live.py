@@ -23,7 +23,6 @@ from debubble.links.live import (
     times_of,
     write_measured,
 )
-from debubble.report.links import draw_matrix
 
 SIZES = sizes_of(4 * 1024**2)
 
@@ -165,19 +164,12 @@ def test_neighbours_or_all_pairs():
     assert pairs_of(3, every=True) == ((0, 1), (0, 2), (1, 2))
 
 
-def test_the_picture_frames_slow_hops_only():
-    picture = draw_matrix([0, 1], {(0, 1): 2e9, (1, 0): 1e9}, [(1, 0)])
-    assert picture.count('stroke-width="4"') == 1
-    assert "2.00 GB/s" in picture
-    assert "1.00 GB/s" in picture
-
-
 @pytest.mark.slow
 def test_two_real_ranks_are_measured_on_this_machine(tmp_path):
-    out, picture = tmp_path / "links.json", tmp_path / "links.svg"
+    out, page = tmp_path / "links.json", tmp_path / "links.html"
     command = [sys.executable, "-m", "debubble", "links", "run", "--backend", "gloo"]
     command += ["--largest", "64KiB", "--size", "20KiB", "--out", str(out)]
-    command += ["--matrix", str(picture), "--json"]
+    command += ["--html", str(page), "--json"]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     answer = json.loads(done.stdout)
     assert [(hop["from_rank"], hop["to_rank"]) for hop in answer["hops"]] == [(0, 1), (1, 0)]
@@ -185,6 +177,6 @@ def test_two_real_ranks_are_measured_on_this_machine(tmp_path):
         assert [rung["bytes"] for rung in hop["ladder"]] == [1024, 4096, 16384, 20480, 65536]
         assert all(rung["n"] >= 20 for rung in hop["ladder"])
         assert hop["bytes"] == 20480
-    assert picture.read_text("utf-8").startswith("<svg")
+    assert "<svg" in page.read_text("utf-8")
     again = subprocess.run(command, capture_output=True, check=False, timeout=120)
     assert again.returncode == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -22,10 +21,8 @@ from debubble.links.logs.model import (
 from debubble.links.logs.pairs import pairs_in
 from debubble.links.logs.read import read_log
 from debubble.report.link_tests import live_page, logs_page
-from debubble.report.links import draw_matrix
 
 OWN = Path(__file__).parents[1] / "data" / "links"
-SVG = "{http://www.w3.org/2000/svg}"
 LOGS = {
     "nvbandwidth": """nvbandwidth Version: v0.6
 
@@ -167,28 +164,3 @@ def test_a_hop_that_was_not_measured_both_ways_has_a_dash_and_a_null():
     assert row[1:5] == ("977 KiB", "1.00 ms", "1.00 GB/s", "–")
     data = answer_live(measured(*hops), hops, ()).to_dict()["hops"][0]
     assert (data["both_ways_bytes_per_s"], data["ladder"][0]["both_ways_s"]) == (None, None)
-
-
-def test_the_matrix_has_each_hop_in_its_row_and_column():
-    rates = {(4, 9): 4e9, (9, 4): 1e9, (9, 12): 2e9}
-    picture = ET.fromstring(draw_matrix([4, 9, 12], rates, [(9, 4)]))  # noqa: S314 (we wrote it)
-    at = {text.text: (text.get("x"), text.get("y")) for text in picture.iter(f"{SVG}text")}
-    columns = {"4": "114", "9": "198", "12": "282"}
-    rows = {"4": "119", "9": "203", "12": "287"}
-    assert at["4.00 GB/s"] == (columns["9"], rows["4"])
-    assert at["1.00 GB/s"] == (columns["4"], rows["9"])
-    assert at["2.00 GB/s"] == (columns["12"], rows["9"])
-
-
-def test_the_matrix_of_hundreds_of_ranks_stays_small_and_whole():
-    ranks = range(512)
-    rates = {(rank, rank + 1): 1e9 + rank for rank in ranks[:-1]}
-    text = draw_matrix(list(ranks), rates, [])
-    picture = ET.fromstring(text)  # noqa: S314 (we wrote it)
-    assert len(text) < 300_000
-    assert len([each for each in picture.iter(f"{SVG}text") if "GB/s" in each.text]) == 511 + 1
-
-
-def test_a_matrix_without_a_rate_says_so():
-    picture = ET.fromstring(draw_matrix([], {}, []))  # noqa: S314 (we wrote it)
-    assert "no rates" in [text.text for text in picture.iter(f"{SVG}text")]

@@ -47,11 +47,10 @@ from debubble.links.logs.read import load_json, looks_like_log, read_log, read_t
 from debubble.links.wiring import parse_classes, read_history, read_topologies
 from debubble.report.html.measured import links_report
 from debubble.report.link_tests import live_page, logs_page
-from debubble.report.links import draw_matrix, links_page
+from debubble.report.links import links_page
 from debubble.report.text import Page
 from debubble.trace.captures import recognise
 from debubble.trace.source import Limits, Source, expand
-from debubble.whole_file import write_file
 
 _PREFIX_BYTES = 64 * 1024
 
@@ -152,9 +151,8 @@ def command() -> None:
     help="What `nvidia-smi topo -m` or `nvlink -s` printed.",
 )
 @click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
-@click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
 @html_option
-@click.option("--force", is_flag=True, help="Let --matrix and --html replace a file.")
+@click.option("--force", is_flag=True, help="Let --html replace a file.")
 @click.option(
     "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
 )
@@ -167,7 +165,6 @@ def read(  # noqa: PLR0913 (one argument a flag)
     classes: tuple[str, ...],
     topology_files: tuple[str, ...],
     pipeline: int | None,
-    matrix: str | None,
     html: str | None,
     force: bool,
     fail_on: str | None,
@@ -177,10 +174,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
-    refuse_same_place({"--matrix": matrix, "--html": html})
-    pictures = _Pictures(
-        run=words, matrix=place_for(matrix, force=force), html=place_for(html, force=force)
-    )
+    page = place_for(html, force=force)
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kind, files = sort_places(places, limits)
     if kind != "traces":
@@ -195,7 +189,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
         wires = Wires(classes=classes, topologies=topology_files, history=known.history)
         analysis = reader.analyse(places, question, quiet=manners.quiet, wires=wires)
         answer = _of_traces(analysis, words)
-    _finish(answer, pictures, fail_on, manners)
+    _finish(answer, words, page, fail_on, manners)
 
 
 @command.command("run")
@@ -212,7 +206,6 @@ def read(  # noqa: PLR0913 (one argument a flag)
 @click.option("--all-pairs", is_flag=True, help="Every pair of ranks, not only neighbours.")
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="By default as torch would.")
 @click.option("--out", metavar="FILE", default="links.json", show_default=True)
-@click.option("--matrix", metavar="OUT", help="Write a picture of the rates, as SVG.")
 @html_option
 @click.option("--force", is_flag=True, help="Replace files.")
 @click.option(
@@ -228,19 +221,14 @@ def run(  # noqa: PLR0913 (one argument a flag)
     all_pairs: bool,
     backend: str | None,
     out: str,
-    matrix: str | None,
     html: str | None,
     force: bool,
     fail_on: str | None,
     manners: Manners,
 ) -> None:
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
-    refuse_same_place({"--matrix": matrix, "--html": html, "--out": out})
-    pictures = _Pictures(
-        run="this machine",
-        matrix=place_for(matrix, force=force),
-        html=place_for(html, force=force),
-    )
+    refuse_same_place({"--html": html, "--out": out})
+    page = place_for(html, force=force)
     file = place_for(out, force=force)
     words = ["--largest", largest, "--samples", str(samples)]
     words += ["--size", size] if size else []
@@ -251,7 +239,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
         run_here(ranks, words, Path(out), on_progress=show)
     answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
-    _finish(answer, pictures, fail_on, manners)
+    _finish(answer, "this machine", page, fail_on, manners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,15 +249,6 @@ class _Known:
     classes: Sequence[str] = ()
     history: Mapping[Hop, Past] = field(default_factory=dict)
     topologies: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pictures:
-    """Where to draw, and what the run is called there."""
-
-    run: str
-    matrix: Path | None
-    html: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,19 +330,15 @@ def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
     return parse_classes(known.classes, every)
 
 
-def _finish(answer: _Answer, pictures: _Pictures, fail_on: str | None, manners: Manners) -> None:
-    """Draw and print; exit as the user asked."""
+def _finish(
+    answer: _Answer, run: str, html: Path | None, fail_on: str | None, manners: Manners
+) -> None:
+    """Draw and print; exit as the user asked. `run` is what the report calls it."""
     if manners.quiet:
         answer.page.next_command = ""
-    if pictures.matrix is not None:
-        ranks = sorted({rank for hop in answer.rates for rank in hop})
-        drawn = draw_matrix(ranks, answer.rates, answer.slow)
-        write_file(pictures.matrix, drawn.encode())
-        if not manners.quiet:
-            click.echo(f"{pictures.matrix} written", err=True)
-    if pictures.html is not None:
-        report = links_report(answer.rates, answer.slow, answer.page, pictures.run)
-        write_html(report, pictures.html, quiet=manners.quiet)
+    if html is not None:
+        report = links_report(answer.rates, answer.slow, answer.page, run)
+        write_html(report, html, quiet=manners.quiet)
     print_answer(answer.page, answer.data, manners)
     exit_strictly(answer.gaps, manners)
     if fail_on:

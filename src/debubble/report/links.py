@@ -1,12 +1,10 @@
-"""An answer of `debubble links` in → its page for people, and a matrix of the hops as SVG."""
+"""An answer of `debubble links` in → its page for people."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 
 from debubble.answers.links import LinkPart, LinksAnswer
-from debubble.links.hop_times import Hop
 from debubble.links.judge import Verdict
 from debubble.report.text import (
     FEW,
@@ -90,57 +88,3 @@ def _table(hops: Sequence[LinkPart]) -> Table:
             row[:place_of_class] + row[place_of_class + 1 :] for row in (table.columns, *table.rows)
         )
     return table
-
-
-_CELL, _MARGIN = 84, 72
-_FAST, _SLOW = (222, 235, 247), (33, 113, 181)
-_WARNING = "#c0392b"
-
-
-def draw_matrix(ranks: Sequence[int], rates: Mapping[Hop, float], slow: Sequence[Hop]) -> str:
-    """Draw a row for each rank that sends, a column for each that receives; slow hops framed.
-
-    The darker a cell, the slower. Every cell has its figure, so that colour is not needed.
-    """
-    side = _MARGIN + _CELL * len(ranks) + 12
-    most = max(rates.values(), default=1.0)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{side}" height="{side + 24}">',
-        '<g font-family="sans-serif" font-size="13" text-anchor="middle">',
-        f"<title>{escape('Bytes per second from rank (row) to rank (column)')}</title>",
-        f'<text x="{side / 2:.0f}" y="20">to rank</text>',
-        f'<text x="24" y="{_MARGIN - 32}">from</text>',
-    ]
-    for place, rank in enumerate(ranks):
-        middle = _MARGIN + _CELL * place + _CELL / 2
-        parts.append(f'<text x="{middle:.0f}" y="{_MARGIN - 12}">{rank}</text>')
-        parts.append(f'<text x="{_MARGIN - 20}" y="{middle + 5:.0f}">{rank}</text>')
-    # One rectangle for all pairs that have no rate: of hundreds of ranks they are nearly all.
-    inside = f'width="{_CELL}" height="{_CELL}" fill="#f7f7f7" stroke="#dddddd"'
-    across = _CELL * len(ranks)
-    parts.append(
-        f'<defs><pattern id="none" x="{_MARGIN}" y="{_MARGIN}" width="{_CELL}" height="{_CELL}"'
-        f' patternUnits="userSpaceOnUse"><rect {inside}/></pattern></defs>'
-        f'<rect x="{_MARGIN}" y="{_MARGIN}" width="{across}" height="{across}" fill="url(#none)"/>'
-    )
-    position = {rank: number for number, rank in enumerate(ranks)}
-    for (here, there), rate in sorted(rates.items()):
-        x, y = _MARGIN + _CELL * position[there], _MARGIN + _CELL * position[here]
-        parts.append(_cell(x, y, rate, most, is_slow=(here, there) in slow))
-    legend = f"darker is slower; framed: slow; fastest {show_rate(most)}" if rates else "no rates"
-    parts.append(f'<text x="{side / 2:.0f}" y="{side + 12}">{escape(legend)}</text>')
-    return "\n".join([*parts, "</g></svg>", ""])
-
-
-def _cell(x: int, y: int, rate: float, most: float, *, is_slow: bool) -> str:
-    way = 1 - rate / most
-    colour = [round(light + way * (dark - light)) for light, dark in zip(_FAST, _SLOW, strict=True)]
-    ink = "white" if way > 0.5 else "black"
-    frame = f'stroke="{_WARNING}" stroke-width="4"' if is_slow else 'stroke="#dddddd"'
-    inset = 2 if is_slow else 0
-    return (
-        f'<rect x="{x + inset}" y="{y + inset}" width="{_CELL - 2 * inset}"'
-        f' height="{_CELL - 2 * inset}" fill="rgb({colour[0]},{colour[1]},{colour[2]})" {frame}/>'
-        f'<text x="{x + _CELL // 2}" y="{y + _CELL // 2 + 5}" fill="{ink}">'
-        f"{escape(show_rate(rate))}</text>"
-    )
