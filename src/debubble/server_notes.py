@@ -15,6 +15,7 @@ from typing import TypeGuard
 import msgspec
 
 from debubble.errors import CaptureError
+from debubble.whole_file import replacing
 
 NAME = "server.debubble.json"
 """Beside the traces of the newest capture of a server; never taken for a trace."""
@@ -187,9 +188,8 @@ def read_server_notes(folder: Path | str) -> ServerNotes | None:
 def write_server_notes(folder: Path, notes: ServerNotes) -> Path:
     """Leave the notes beside the traces; nobody ever sees half of them."""
     file = folder / NAME
-    partial = file.with_name(f".{NAME}.partial")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(notes), indent=2) + b"\n")
-    partial.replace(file)
+    with replacing(file) as partial:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(notes), indent=2) + b"\n")
     return file
 
 

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOENT
+from glob import escape
 from pathlib import Path
-from uuid import uuid4
 
 from debubble.errors import UsageError
+
+
+@contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Give a hidden name beside a file to write to, and put that in its place once it is whole.
+
+    `sync` waits for the disk, for files that must outlive the machine.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield unfinished
+        if sync:
+            with unfinished.open("rb") as written:
+                os.fsync(written.fileno())
+        unfinished.replace(path)
+    finally:
+        with suppress(OSError):
+            for rest in path.parent.glob(f"{escape(unfinished.name)}*"):
+                rest.unlink()
 
 
 def write_file(path: Path, data: bytes, *, force: bool = True) -> None:
@@ -26,17 +48,11 @@ def write_file(path: Path, data: bytes, *, force: bool = True) -> None:
             path.write_bytes(data)
             return
         target = path.resolve()
-        unfinished = target.with_name(f".{uuid4().hex}.partial")
-        try:
-            with unfinished.open("xb") as out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
+        if not target.parent.is_dir():
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
+        with replacing(target) as unfinished:
+            unfinished.write_bytes(data)
             if target.exists():
                 shutil.copymode(target, unfinished)
-            unfinished.replace(target)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error

@@ -26,7 +26,7 @@ from debubble.meter.session import MeterBeat
 from debubble.meter.settings import Settings
 
 OURS = str(Path(debubble.__file__).parent)
-STEPS = 2
+STEPS = 3
 JOBS = {
     "step",
     "forward_one_chunk",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import urllib.error
 import urllib.request
 
@@ -16,7 +14,7 @@ need_package("torch")
 import torch.distributed as dist
 
 from debubble.meter import trigger
-from debubble.meter.trigger import Agreement, LocalServer, asked_by_file, on_signal, own_tables
+from debubble.meter.trigger import Agreement, LocalServer, asked_by_file, own_tables
 
 STEP_S = 0.3
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -91,27 +89,6 @@ def test_a_file_asks_once(tmp_path):
     (tmp_path / trigger.REQUEST_FILE).touch()
     assert asked_by_file(tmp_path)
     assert not asked_by_file(tmp_path)
-
-
-def test_a_signal_asks_and_is_left_as_it_was():
-    signal.signal(trigger.SIGNAL, signal.SIG_DFL)
-    asked = []
-    leave = on_signal(lambda: asked.append(1))
-    os.kill(os.getpid(), trigger.SIGNAL)
-    leave()
-    assert asked == [1]
-    assert signal.getsignal(trigger.SIGNAL) is signal.SIG_DFL
-
-
-def test_a_signal_that_the_job_listens_to_is_the_jobs():
-    heard, asked = [], []
-    before = signal.signal(trigger.SIGNAL, lambda *_: heard.append(1))
-    try:
-        on_signal(lambda: asked.append(1))()
-        os.kill(os.getpid(), trigger.SIGNAL)
-    finally:
-        signal.signal(trigger.SIGNAL, before)
-    assert (heard, asked) == ([1], [])
 
 
 @pytest.fixture

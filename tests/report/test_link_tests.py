@@ -23,7 +23,6 @@ from debubble.links.logs.read import read_log
 from debubble.report.link_tests import live_page, logs_page
 
 OWN = Path(__file__).parents[1] / "data" / "links"
-SVG = "{http://www.w3.org/2000/svg}"
 LOGS = {
     "nvbandwidth": """nvbandwidth Version: v0.6
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from debubble.errors import CaptureError
+from debubble.whole_file import replacing
 
 # The job's start in UTC and the step: sorted by name is sorted by age.
 _CAPTURE_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 # What a rank writes into it, whole or, by a job that was killed, in part. A digest stays.
-_OWN_FILE = re.compile(r"^\.?rank(\d+)\.(json\.gz|debubble\.json)(\.partial(\.json)?)?$")
+_OWN_FILE = re.compile(r"^\.?rank(\d+)\.(json\.gz|debubble\.json)((\.\d+)?\.partial(\.json)?)?$")
 _DIGITS = 9
 # Traces shrink 10 to 25 times at any level; the job stands still meanwhile.
 _GZIP_LEVEL = 3
@@ -68,18 +69,11 @@ class CaptureFiles:
 
     @contextmanager
     def replacing(self, file: Path) -> Iterator[Path]:
-        """Give a hidden name beside the file to write to; rename it once all is on disk."""
-        partial = file.with_name(f".{file.name}.partial")
+        """Give a name to write to; leave neither a part of a file nor an empty folder."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            yield partial
-            with partial.open("rb") as written:
-                os.fsync(written.fileno())
-            partial.replace(file)
-        finally:  # leave neither a part of a file nor an empty folder
-            with suppress(OSError):
-                for rest in self.folder.glob(f"{partial.name}*"):
-                    rest.unlink()
+            with replacing(file) as partial:
+                yield partial
+        finally:
             with suppress(OSError):
                 self.folder.rmdir()
 

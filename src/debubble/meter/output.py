@@ -7,7 +7,6 @@ of rank 0, whole or not at all, and beside it lies what the job says of itself. 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
 from bisect import bisect_right
@@ -29,6 +28,7 @@ from debubble.meter.figures import Figure, Straggler
 from debubble.meter.record import BYTES, END, MICROBATCH, OP, PEER, STAGE, START, Step
 from debubble.meter.settings import CAPTURES, SEGMENT_NAME, Settings
 from debubble.units import show_percent, show_share
+from debubble.whole_file import replacing
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
 _NS_PER_S = 1e9
@@ -134,19 +134,13 @@ def write_segment(out: Path, rank: int, segment: Segment, keep: int) -> None:
     what lies inside passes.
     """
     folder = out / segment.name
-    folder.mkdir(parents=True, exist_ok=True)
     table = folder / f"rank{rank}.csv"
     for file, text in (
         (table.with_name(f"{table.name}.debubble.json"), segment.sidecar),
         (table, segment.table),
     ):
-        partial = file.with_name(f".{file.name}.partial")
-        try:
+        with replacing(file, sync=False) as partial:
             partial.write_text(text, "utf-8")
-            partial.replace(file)
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
     mine = sorted(
         path
         for path in out.glob(f"*/rank{rank}.csv")
@@ -181,14 +175,8 @@ def show_metrics(figures: Iterable[Figure], labels: Mapping[str, str]) -> str:
 def write_metrics(out: Path, rank: int, text: str) -> None:
     """Put metrics where a collector of text files finds them, whole."""
     file = out / f"rank{rank}.prom"
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    out.mkdir(parents=True, exist_ok=True)
-    try:
+    with replacing(file, sync=False) as partial:
         partial.write_text(text, "utf-8")
-        partial.replace(file)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def show_line(

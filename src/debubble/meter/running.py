@@ -52,7 +52,6 @@ from debubble.meter.trigger import (
     LocalServer,
     TriggeredCapture,
     asked_by_file,
-    on_signal,
     own_tables,
 )
 
@@ -115,7 +114,6 @@ class Meter:
         try:
             self._hooks.install()
             self._undo.callback(self._hooks.remove)
-            self._undo.callback(on_signal(self._wanted.set))
             atexit.register(self.close)
             mine = weakref.ref(self)
             os.register_at_fork(after_in_child=lambda: _silence(mine()))

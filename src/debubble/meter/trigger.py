@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from debubble.capture.session import begin
 from debubble.capture.settings import Settings as CaptureSettings
 from debubble.meter.settings import SEGMENT_NAME
 
-SIGNAL = signal.SIGUSR2
 # In the meter's folder; whoever may write there may ask.
 REQUEST_FILE = "capture-now"
 _KEY = "debubble/meter/capture"
@@ -104,28 +102,6 @@ class TriggeredCapture:
     def problems(self) -> list[str]:
         """What went wrong in it."""
         return self._session.problems
-
-
-def on_signal(ask: Callable[[], None]) -> Callable[[], None]:
-    """Ask on a signal, where nobody else listens to it; return how to leave it as it was.
-
-    Without a listener the signal would end the process: nothing is taken away from the job.
-    """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
-        return lambda: None
-
-    def handle(_number: int, _frame: Any) -> None:
-        ask()
-
-    signal.signal(SIGNAL, handle)
-
-    def leave() -> None:
-        with suppress(ValueError):  # of another thread: it stays until the process ends
-            if signal.getsignal(SIGNAL) is handle:
-                signal.signal(SIGNAL, signal.SIG_DFL)
-
-    return leave
 
 
 def asked_by_file(out: Path) -> bool:

@@ -35,6 +35,7 @@ from debubble.units import printable
 from debubble.watch.config import Source
 from debubble.watch.journal import Journal
 from debubble.watch.supervise import log
+from debubble.whole_file import replacing
 
 # A table of 20 steps has some 70 KB; one of a long segment megabytes.
 _LARGEST_TABLE = 64 * 1024**2
@@ -154,11 +155,9 @@ def fetch_tables(source: Source, address: str, seen: set[str]) -> int:
         body = _ask(f"{address}/tables/{name}")
         if body is not None:  # else it is gone already: a meter keeps so many
             file = Path(source.folder, name)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            partial = file.with_name(f".{file.name}.partial")
-            partial.write_bytes(body)
-            os.utime(partial, ns=(modified_ns, modified_ns))
-            partial.replace(file)
+            with replacing(file, sync=False) as partial:
+                partial.write_bytes(body)
+                os.utime(partial, ns=(modified_ns, modified_ns))
             count += file.suffix == ".csv"
         seen.add(key)
     return count
