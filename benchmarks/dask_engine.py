@@ -18,7 +18,7 @@ from pathlib import Path
 
 from large_trace import write_large_trace
 
-from debubble.cluster import engine_at
+from debubble.annexes.cluster import engine_at
 from debubble.trace.engine import Engine, GivenEngine
 from debubble.trace.run import RunFiles, find_run, read_run
 

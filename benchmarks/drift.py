@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from debubble.drift import REFERENCE, first_alarm
+from debubble.annexes.drift import REFERENCE, first_alarm
 
 WINDOW = REFERENCE + 300
 PLANTED = (REFERENCE + 20, REFERENCE + 110, REFERENCE + 210)

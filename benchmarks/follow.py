@@ -28,12 +28,12 @@ from statistics import median
 from tempfile import mkdtemp
 
 if "--rank" not in sys.argv:  # a rank needs torch alone
-    from debubble.answers.change import describe
     from debubble.plan.baseline import measure_baseline
     from debubble.plan.change import Change, Setting
     from debubble.plan.emit import emit
     from debubble.plan.lever import Permissions
     from debubble.plan.plan import make_plan
+    from debubble.report.answers.change import describe
     from debubble.timeline.build import build_run
     from debubble.timeline.figures import measure_pipeline
     from debubble.trace.run import find_run, read_run

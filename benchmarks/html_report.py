@@ -26,7 +26,6 @@ from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView
 from debubble.report.text import Page as Answer
-from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
@@ -34,6 +33,7 @@ from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import order_of
 
 BAR_PAINT_MS, BAR_MB = 1000.0, 6.0
 REPEATS = 3

@@ -35,10 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import debubble
+from debubble.annexes.demo.workload import Workload, run_workload
+from debubble.annexes.meter.figures import CHART, RankFigures, StepFigures
+from debubble.annexes.meter.settings import Settings
 from debubble.capture.settings import environment_for
-from debubble.demo.workload import Workload, run_workload
-from debubble.meter.figures import CHART, RankFigures, StepFigures
-from debubble.meter.settings import Settings
 from debubble.timeline.bubble import measure_windows
 from debubble.timeline.inside import measure_inside, put_inside
 from debubble.timeline.model import Timeline, union_of
@@ -282,8 +282,8 @@ def message_cost() -> float:
     """Return what standing around one message, posted and waited for, takes the job's thread."""
     import torch  # noqa: PLC0415 (only here)
 
-    from debubble.meter import hooks  # noqa: PLC0415
-    from debubble.meter.record import HostClock, Recorder  # noqa: PLC0415
+    from debubble.annexes.meter import hooks  # noqa: PLC0415
+    from debubble.annexes.meter.record import HostClock, Recorder  # noqa: PLC0415
 
     class Work:
         def wait(self) -> bool:

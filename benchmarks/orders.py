@@ -15,9 +15,9 @@ import statistics
 import sys
 import time
 
-from debubble.orders.pipeline import Pipeline, Rows, StageCosts, Times, longest_rank
-from debubble.orders.search import BestOrder, Search, search
-from debubble.schedules import Shape, check_order, place_stages
+from debubble.plan.orders.pipeline import Pipeline, Rows, StageCosts, Times, longest_rank
+from debubble.plan.orders.search import BestOrder, Search, search
+from debubble.timeline.schedules import Shape, check_order, place_stages
 
 # ranks, microbatches, F, I, W and a hop in milliseconds, and the bubbles of ZB-1p and ZB-2p: the
 # zero-bubble paper's. What W sets free of a microbatch's memory is its model's, by its sizes.

@@ -17,7 +17,6 @@ import numpy as np
 
 from debubble.plan.baseline import Baseline, engine_for, measure_baseline, order_for
 from debubble.plan.plan import Plan, make_plan
-from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
@@ -25,6 +24,7 @@ from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind, Timeline
+from debubble.timeline.schedules import order_of
 
 LAYER_NS, WIRE_NS = {PassKind.F: 1_000_000, PassKind.B: 2_000_000}, 400_000
 

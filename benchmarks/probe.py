@@ -22,10 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.demo.layers import read_truth
-from debubble.demo.workload import RunFiles, Workload, run_workload
-from debubble.links.live import read_measured, run_here
-from debubble.probe.pipeline import (
+from debubble.annexes.demo.layers import read_truth
+from debubble.annexes.demo.workload import RunFiles, Workload, run_workload
+from debubble.annexes.probe.pipeline import (
     Pipelines,
     Probe,
     Setting,
@@ -33,6 +32,7 @@ from debubble.probe.pipeline import (
     wire_of,
     wire_of_messages,
 )
+from debubble.links.live import read_measured, run_here
 
 BAR = 0.10
 PROBES = Path(__file__).parents[1] / "tests" / "data" / "probe"
@@ -163,7 +163,7 @@ def build_tiny() -> tuple[list[Any], Callable[[int], Any]]:
 def _layers_of(workload: Workload) -> tuple[list[Any], Callable[[int], Any]]:
     import torch  # noqa: PLC0415 (only where layers are built)
 
-    from debubble.demo.layers import TimedLayer  # noqa: PLC0415
+    from debubble.annexes.demo.layers import TimedLayer  # noqa: PLC0415
 
     layers = [TimedLayer(workload, layer) for layer in range(sum(workload.layers))]
     return layers, lambda tokens: torch.randn(1, tokens, workload.width)
@@ -172,7 +172,7 @@ def _layers_of(workload: Workload) -> tuple[list[Any], Callable[[int], Any]]:
 def time_layers(name: str, workload: Workload, folder: Path) -> Any:
     """Probe the demo's layers in a process of their own."""
     out = folder / "probe.json"
-    words = [sys.executable, "-m", "debubble.probe.device", f"{__file__}:{name}"]
+    words = [sys.executable, "-m", "debubble.annexes.probe.device", f"{__file__}:{name}"]
     words += ["--tokens", f"{workload.tokens},{2 * workload.tokens}", "--threads", "1"]
     words += ["--device", "cpu", "--out", str(out)]
     subprocess.run(words, check=True, capture_output=True)

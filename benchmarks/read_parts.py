@@ -33,7 +33,7 @@ def read_all(*files: str) -> None:
 def find(*files: str) -> None:
     """Print the seconds of reading ranks, and those of all that `find` does beyond it."""
     from debubble.analysis import analyse_found
-    from debubble.answers.find import answer_find
+    from debubble.report.answers.find import answer_find
     from debubble.report.find import find_page
     from debubble.trace.run import find_run, read_run
 

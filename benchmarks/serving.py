@@ -30,9 +30,9 @@ from typing import Any
 
 import debubble
 from debubble.analysis import Analysis
-from debubble.answers.server_plan import read_traffic
 from debubble.errors import DebubbleError
 from debubble.ledger.causes import Cause
+from debubble.report.answers.server_plan import read_traffic
 from debubble.serving.plan import ServerModel, ServerOption, model_server, predict
 from debubble.serving.traffic import Setting
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from debubble.schedules import Order, order_of
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
 from debubble.simulate.engine import Engine
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import Program
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import Order, order_of
 
 RANKS, MICROBATCHES = 16, 64
 SPLITS = 1_000

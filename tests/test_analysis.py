@@ -14,13 +14,13 @@ from support.traces.recordings import H200
 
 import debubble
 from debubble.analysis import Analysis
-from debubble.answers.base import AnswerWarning
-from debubble.answers.compare import HistoryAnswer
 from debubble.cli import cli
 from debubble.errors import Code
-from debubble.fleet.survey import Question, measure_run
-from debubble.schedules import Statement, order_of, state_schedule
+from debubble.report.answers.base import AnswerWarning
+from debubble.report.answers.compare import HistoryAnswer
 from debubble.simulate.theory import ideal_bubble
+from debubble.timeline.fleet.survey import Question, measure_run
+from debubble.timeline.schedules import Statement, order_of, state_schedule
 
 
 def analysis(name, statement=None):

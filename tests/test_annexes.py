@@ -15,29 +15,32 @@ SOURCE = REPOSITORY / "src"
 
 # By annex: what is deleted with it, its verb and its pages among them, and the door that they take.
 ANNEXES = {
-    "debubble.load": ((), None),
-    "debubble.mcp": (("debubble.cli.mcp",), "debubble.mcp"),
-    "debubble.tune": (
-        ("debubble.cli.tune", "debubble.cli.demo", "debubble.answers.tune", "debubble.report.tune"),
-        "debubble.tune.run",
+    "debubble.annexes.load": ((), None),
+    "debubble.annexes.mcp": (("debubble.cli.mcp",), "debubble.annexes.mcp"),
+    "debubble.annexes.tune": (
+        (
+            *("debubble.cli.tune", "debubble.cli.demo"),
+            *("debubble.report.answers.tune", "debubble.report.tune"),
+        ),
+        "debubble.annexes.tune.run",
     ),
-    "debubble.watch": (("debubble.cli.watch",), "debubble.watch.run"),
-    "debubble.meter": (("debubble.cli.meter",), "debubble.meter.settings"),
-    "debubble.demo": (("debubble.cli.demo",), "debubble.demo.workload"),
+    "debubble.annexes.watch": (("debubble.cli.watch",), "debubble.annexes.watch.run"),
+    "debubble.annexes.meter": (("debubble.cli.meter",), "debubble.annexes.meter.settings"),
+    "debubble.annexes.demo": (("debubble.cli.demo",), "debubble.annexes.demo.workload"),
     # A timeline is written as an op table by the probe's own writer, for `simulate`, too.
-    "debubble.probe": (
-        ("debubble.cli.probe", "debubble.cli.simulate", "debubble.answers.probe",
+    "debubble.annexes.probe": (
+        ("debubble.cli.probe", "debubble.cli.simulate", "debubble.report.answers.probe",
          "debubble.report.probe"),
-        "debubble.probe.pipeline",
+        "debubble.annexes.probe.pipeline",
     ),
     "debubble.links.live": (
-        ("debubble.cli.links", "debubble.links.__main__", "debubble.answers.link_tests",
+        ("debubble.cli.links", "debubble.links.__main__", "debubble.report.answers.link_tests",
          "debubble.report.link_tests"),
         "debubble.links.live",
     ),
 }  # fmt: skip
 # A list of all answers that have a schema; it is no part of what answers.
-SCHEMAS = "debubble.answers.schema"
+SCHEMAS = "debubble.report.answers.schema"
 
 
 def modules():

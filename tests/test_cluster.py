@@ -17,7 +17,7 @@ from support.requirements import need_package
 from support.services.dask_cluster import count_tasks, count_workers, started_cluster
 from support.traces.recordings import H200
 
-from debubble.cluster import DaskEngine, engine_at
+from debubble.annexes.cluster import DaskEngine, engine_at
 from debubble.errors import EngineError, MissingExtra, TraceError
 from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
@@ -147,7 +147,7 @@ INTERRUPTED = """
 import sys
 from pathlib import Path
 from support.jobs.worker_tasks import hold, orders
-from debubble.cluster import engine_at
+from debubble.annexes.cluster import engine_at
 from debubble.trace.engine import map_files
 from debubble.trace.source import DEFAULT_LIMITS
 files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(8)])

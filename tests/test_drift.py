@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from support.services.console import REPOSITORY
 
-from debubble.drift import REFERENCE, STAYS, Chart, Track, advance, alarm, first_alarm, score
+from debubble.annexes.drift import (
+    REFERENCE,
+    STAYS,
+    Chart,
+    Track,
+    advance,
+    alarm,
+    first_alarm,
+    score,
+)
 
 SERIES = REPOSITORY.parent / "shared" / "recordings" / "series"
 # What is known to have moved by itself: a start that goes up by a tenth and back, and, from step

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from debubble.annexes.load import Load, Request, drive, read_load, summarise
 from debubble.errors import CaptureError, UsageError
-from debubble.load import Load, Request, drive, read_load, summarise
 from debubble.measure.load_results import parse_load_result
 from debubble.units import parse_lengths
 

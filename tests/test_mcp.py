@@ -18,7 +18,7 @@ from debubble.errors import UsageError
 
 mcp = need_package("mcp")
 
-from debubble.mcp import Folders, Tools, build_server
+from debubble.annexes.mcp import Folders, Tools, build_server
 
 TOOLS = ["inspect", "find", "links", "plan", "simulate", "compare"]
 RUN = "1f1b_p3_m7"

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from debubble.answers.schema import schema_of
 from debubble.cli import VERBS
 from debubble.errors import Code
 from debubble.ledger.causes import Cause
+from debubble.report.answers.schema import schema_of
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "skills" / "debubble" / "SKILL.md").read_text("utf-8")

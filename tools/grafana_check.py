@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
-BOARD = Path(__file__).resolve().parents[1] / "src/debubble/watch/files/dashboard.json"
+BOARD = Path(__file__).resolve().parents[1] / "src/debubble/annexes/watch/files/dashboard.json"
 PATIENCE_S = 60
 
 

@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 TRACES = ROOT / "tests" / "data" / "h200" / "1f1b_p3_m7"
 IN_THE_WHEEL = (
     "debubble/py.typed",
-    "debubble/answers/schemas/find.json",
-    "debubble/answers/schemas/find-brief.json",
-    "debubble/watch/files/dashboard.json",
+    "debubble/report/answers/schemas/find.json",
+    "debubble/report/answers/schemas/find-brief.json",
+    "debubble/annexes/watch/files/dashboard.json",
     "debubble/report/html/assets/report.css",
 )
 # Without these the core must do; with torch, jobs are captured as well.

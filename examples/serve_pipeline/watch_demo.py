@@ -64,7 +64,7 @@ def say(words: str) -> None:
 
 def load(server: str, tokens: int) -> list[str]:
     """Return the words that start clients; their answers are of one token."""
-    return ["-m", "debubble.load", server, "clients=2", f"prompt={tokens}", "output=1",
+    return ["-m", "debubble.annexes.load", server, "clients=2", f"prompt={tokens}", "output=1",
             "seconds=3600"]  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from statistics import median
 from typing import ClassVar
 
 from debubble.errors import Gap, NoFit, UsageError
-from debubble.fleet.survey import Means, Question, Survey, survey_run
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import Job, Ledger
 from debubble.ledger.verdict import MATTERS, Bottleneck, MainCause, find_bottleneck, name_causes
@@ -27,7 +26,6 @@ from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.plan.lever import Lever
 from debubble.plan.levers import microbatches, split
 from debubble.plan.plan import PricedLever, price_lever
-from debubble.schedules import Order, order_of
 from debubble.server_notes import ServerNotes, read_server_notes
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
@@ -36,9 +34,11 @@ from debubble.serving.traffic import Traffic
 from debubble.simulate.communication import Communication
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
 from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.fleet.survey import Means, Question, Survey, survey_run
 from debubble.timeline.job import JobFacts, RunBasis, ask_job
 from debubble.timeline.model import PassKind, Timeline
 from debubble.timeline.replicas import ReplicaFigures, Workers
+from debubble.timeline.schedules import Order, order_of
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
 

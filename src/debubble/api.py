@@ -19,16 +19,8 @@ from os import PathLike, fspath
 from typing import Any
 
 from debubble.analysis import Analysis, Wires, analyse_found
-from debubble.answers.base import Answer
-from debubble.answers.change import Tokens
-from debubble.answers.compare import CompareAnswer, answer_compare, compare_causes
-from debubble.answers.find import FindAnswer, answer_find, say_bubble
-from debubble.answers.links import LinksAnswer, answer_links
-from debubble.answers.plan import PlanAnswer, answer_plan, predictions_of
-from debubble.answers.simulate import Request, SimulateAnswer, answer_simulate
-from debubble.cluster import engine_at
+from debubble.annexes.cluster import engine_at
 from debubble.errors import UsageError
-from debubble.fleet.survey import Means, Question
 from debubble.ledger.ledger import list_waits
 from debubble.links.wiring import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD
@@ -36,6 +28,13 @@ from debubble.measure.compare import compare as compare_runs
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
 from debubble.plan.kv_cache import Cache
+from debubble.report.answers.base import Answer
+from debubble.report.answers.change import Tokens
+from debubble.report.answers.compare import CompareAnswer, answer_compare, compare_causes
+from debubble.report.answers.find import FindAnswer, answer_find, say_bubble
+from debubble.report.answers.links import LinksAnswer, answer_links
+from debubble.report.answers.plan import PlanAnswer, answer_plan, predictions_of
+from debubble.report.answers.simulate import Request, SimulateAnswer, answer_simulate
 from debubble.report.compare import compare_page
 from debubble.report.find import find_page
 from debubble.report.html.page import notebook_markup
@@ -46,7 +45,8 @@ from debubble.report.scalars import scalars
 from debubble.report.simulate import simulate_page
 from debubble.report.svg import draw_svg
 from debubble.report.text import Page
-from debubble.schedules import state_schedule
+from debubble.timeline.fleet.survey import Means, Question
+from debubble.timeline.schedules import state_schedule
 from debubble.trace.digest.content import place_digests
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S

@@ -11,11 +11,11 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 import debubble
-from debubble.answers.base import AnswerWarning, json_text
-from debubble.answers.brief import SELECTED, brief_of
-from debubble.answers.compare import answer_history
-from debubble.answers.schema import ANSWERS, schema_of
 from debubble.errors import Code
+from debubble.report.answers.base import AnswerWarning, json_text
+from debubble.report.answers.brief import SELECTED, brief_of
+from debubble.report.answers.compare import answer_history
+from debubble.report.answers.schema import ANSWERS, schema_of
 
 FIND_BYTES, PLAN_BYTES = 3_000, 4_000
 RUNS = {

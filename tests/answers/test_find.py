@@ -13,11 +13,11 @@ from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
 from debubble.analysis import Analysis
-from debubble.answers.find import FindAnswer, answer_find
-from debubble.answers.ledger import Tariff, rates_of
 from debubble.errors import UsageError
-from debubble.fleet.survey import Question, measure_run
+from debubble.report.answers.find import FindAnswer, answer_find
+from debubble.report.answers.ledger import Tariff, rates_of
 from debubble.report.find import find_page
+from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.units import show_bytes, show_price
 
 FIELDS = {

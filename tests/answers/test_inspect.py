@@ -11,8 +11,8 @@ from support.services.console import type_command
 from support.traces.recordings import H200
 
 import debubble
-from debubble.answers.inspect import answer_inspect
 from debubble.errors import NoPipeline
+from debubble.report.answers.inspect import answer_inspect
 from debubble.trace.run import find_run, read_run
 
 DATA = Path(__file__).parents[1] / "data"

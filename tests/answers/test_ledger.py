@@ -8,10 +8,10 @@ import pytest
 from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
-from debubble.answers.ledger import say_cause, say_remedy
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import name_causes
+from debubble.report.answers.ledger import say_cause, say_remedy
 from debubble.timeline.figures import measure_pipeline
 from debubble.units import show_duration
 

@@ -13,13 +13,13 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import H200
 
 from debubble import api
-from debubble.answers import plan as answers
-from debubble.answers.context_length import CacheOptionPart
-from debubble.answers.find import answer_find
-from debubble.answers.plan import PlanAnswer
 from debubble.errors import UsageError
 from debubble.plan import emit as emitting
 from debubble.plan.kv_cache import Cache
+from debubble.report.answers import plan as answers
+from debubble.report.answers.context_length import CacheOptionPart
+from debubble.report.answers.find import answer_find
+from debubble.report.answers.plan import PlanAnswer
 from debubble.report.plan import plan_page
 from debubble.units import show_seconds
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from support.measurements import sampled
 
-from debubble.answers.compare import HistoryAnswer, answer_history
-from debubble.answers.link_tests import LiveAnswer, LogsAnswer, answer_live, answer_logs
 from debubble.errors import Code, Gap
 from debubble.links.live import HopTestResult, RankSite, Rung, judge_measured, times_of
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import read_log
 from debubble.measure.store import Record
+from debubble.report.answers.compare import HistoryAnswer, answer_history
+from debubble.report.answers.link_tests import LiveAnswer, LogsAnswer, answer_live, answer_logs
 
 LOGS = sorted((Path(__file__).parents[1] / "data" / "links").iterdir())
 

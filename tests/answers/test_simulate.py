@@ -12,8 +12,8 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import H200
 
 from debubble import api
-from debubble.answers.simulate import SimulateAnswer
 from debubble.errors import UsageError
+from debubble.report.answers.simulate import SimulateAnswer
 from debubble.report.simulate import simulate_page
 from debubble.units import show_seconds, show_share
 

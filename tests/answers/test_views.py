@@ -12,9 +12,9 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, SHARED
 
 import debubble
-from debubble.answers.find import answer_find
-from debubble.answers.ledger import SCHEDULE
-from debubble.answers.links import answer_links
+from debubble.report.answers.find import answer_find
+from debubble.report.answers.ledger import SCHEDULE
+from debubble.report.answers.links import answer_links
 from debubble.report.find import find_page
 from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup

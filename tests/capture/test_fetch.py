@@ -6,10 +6,10 @@ import pytest
 from support.services.engine_routes import serving
 from support.services.hostile_engine import ANSWERS, hostile_engine
 
+from debubble.annexes.watch.mix import ServerMetrics, ask_server, requests_between
 from debubble.capture import fetch as fetching
 from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError
-from debubble.watch.mix import ServerMetrics, ask_server, requests_between
 
 PATIENCE_S = 60.0
 

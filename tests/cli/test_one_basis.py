@@ -12,13 +12,13 @@ from support.services.console import type_command
 from support.traces.recordings import DATA, H200, SHARED
 
 import debubble
-from debubble.answers.simulate import Request, answer_simulate
-from debubble.answers.tune import answer_tune
-from debubble.tune.journal import Run
-from debubble.tune.loop import Stop, Tuning
-from debubble.tune.prospects import Prospects, Scope, Standing
-from debubble.tune.setting import Setting, Template
-from debubble.tune.trial import Bench, Kind, Outcome
+from debubble.annexes.tune.journal import Run
+from debubble.annexes.tune.loop import Stop, Tuning
+from debubble.annexes.tune.prospects import Prospects, Scope, Standing
+from debubble.annexes.tune.setting import Setting, Template
+from debubble.annexes.tune.trial import Bench, Kind, Outcome
+from debubble.report.answers.simulate import Request, answer_simulate
+from debubble.report.answers.tune import answer_tune
 
 DEMO = DATA / "demo"
 TRUTHS = [

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.services.console import type_command
 
-from debubble.schedules import format_order, order_of
+from debubble.timeline.schedules import format_order, order_of
 
 
 def simulate(words, folder):

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 from support.services.console import type_command
 
-from debubble.schedules import format_order, order_of
+from debubble.timeline.schedules import format_order, order_of
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,8 @@ from support.timelines.by_hand import a_timeline
 from support.traces.read_once import build_recording
 from support.traces.recordings import recorded_run
 
-from debubble.costs.memory import (
+from debubble.errors import UsageError
+from debubble.simulate.costs.memory import (
     MemoryRun,
     RankMemory,
     fit_memory,
@@ -21,10 +22,9 @@ from debubble.costs.memory import (
     predict_peaks,
     recomputed,
 )
-from debubble.errors import UsageError
-from debubble.schedules import order_of
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import MemoryFigures
+from debubble.timeline.schedules import order_of
 
 MIB = 1024**2
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.timelines.by_hand import MS, a_rank, a_timeline
 
-from debubble.costs.passes import (
+from debubble.simulate.costs.passes import (
     WHOLE,
     Growth,
     PassCosts,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from debubble.costs.passes import Growth, grow_by_one_run, grow_by_two_runs
+from debubble.simulate.costs.passes import Growth, grow_by_one_run, grow_by_two_runs
 from debubble.timeline.model import PassKind
 
 F, B, W = int(PassKind.F), int(PassKind.B), int(PassKind.W)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from support.timelines.by_hand import MS, a_timeline
 
-from debubble.costs.wire_pools import _ONE as ONE
-from debubble.costs.wire_pools import join_pools, pool_wires
+from debubble.simulate.costs.wire_pools import _ONE as ONE
+from debubble.simulate.costs.wire_pools import join_pools, pool_wires
 from debubble.timeline.model import Transfers, join_columns
 
 PASSES = [(rank, rank, "F", 0, 0, 0, 1) for rank in range(3)]

@@ -15,7 +15,7 @@ def _alive(folder: Path) -> list[int]:
             command = (process / "cmdline").read_bytes()
         except OSError:  # it ended while we looked
             continue
-        if needle in command.split(b"\0") and b"debubble.demo.rank" in command:
+        if needle in command.split(b"\0") and b"debubble.annexes.demo.rank" in command:
             found.append(int(process.name))
     return found
 

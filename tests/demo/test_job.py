@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from debubble.schedules import format_order, order_of
+from debubble.timeline.schedules import format_order, order_of
 
 # Rank 0 ends at once; the others look when it is gone, and say what they see.
 EARLY_END = r"""
 import os, sys, time
 from pathlib import Path
-from debubble.demo import job, rank
+from debubble.annexes.demo import job, rank
 
 def run(workload, number, rendezvous):
     note = rendezvous.parent.with_suffix(".first")
@@ -52,7 +52,7 @@ def test_ranks_run_an_order_of_passes_from_its_file(tmp_path):
     order = tmp_path / "order.csv"
     order.write_text(format_order(order_of("zb-h1", 2, 3)), "utf-8")
     words = "--ranks 2 --split 1,1 --microbatches 3 --steps 2 --forward-ms 1 --backward-ms 2"
-    job = [sys.executable, "-m", "debubble.demo.job", *words.split(), "--schedule"]
+    job = [sys.executable, "-m", "debubble.annexes.demo.job", *words.split(), "--schedule"]
     done = subprocess.run([*job, str(order)], capture_output=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     missing = subprocess.run(

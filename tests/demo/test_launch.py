@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from debubble.demo import Workload, run_workload
-from debubble.demo.layers import read_truth
+from debubble.annexes.demo import Workload, run_workload
+from debubble.annexes.demo.layers import read_truth
 from debubble.errors import DemoError, MissingExtra, UsageError
 
 # Forward-only needs no optimizer, whose import is half of what a small run takes.

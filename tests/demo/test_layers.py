@@ -7,8 +7,8 @@ from support.requirements import need_package
 
 torch = need_package("torch")
 
-from debubble.demo.layers import TimedLayer, build_stage, listening, make_batch
-from debubble.demo.workload import Workload
+from debubble.annexes.demo.layers import TimedLayer, build_stage, listening, make_batch
+from debubble.annexes.demo.workload import Workload
 
 MS = 1_000_000
 # A busy machine wakes a sleeper late, most of the time: so often it may.

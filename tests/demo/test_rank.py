@@ -7,8 +7,8 @@ from statistics import median
 
 import pytest
 
-from debubble.demo import Workload, run_workload
-from debubble.demo.layers import read_truth
+from debubble.annexes.demo import Workload, run_workload
+from debubble.annexes.demo.layers import read_truth
 
 pytestmark = pytest.mark.slow
 
@@ -148,8 +148,8 @@ def ends(step, kind, microbatch):
 def test_the_pipeline_learns_what_one_process_learns(truths):
     import torch  # noqa: PLC0415
 
-    from debubble.demo.layers import build_stage, make_batch  # noqa: PLC0415
-    from debubble.demo.rank import LEARNING_RATE  # noqa: PLC0415
+    from debubble.annexes.demo.layers import build_stage, make_batch  # noqa: PLC0415
+    from debubble.annexes.demo.rank import LEARNING_RATE  # noqa: PLC0415
 
     quick = Workload(forward_ms=0, backward_ms=0)
     model = torch.nn.Sequential(*(build_stage(quick, stage) for stage in range(4)))

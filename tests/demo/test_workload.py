@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from debubble.demo.workload import SCHEDULES, Workload, decode_workload, encode_workload
+from debubble.annexes.demo.workload import SCHEDULES, Workload, decode_workload, encode_workload
 from debubble.errors import UsageError
 
 
@@ -97,7 +97,7 @@ def test_the_schedules_are_called_what_the_design_calls_them():
 
 @pytest.mark.slow
 def test_importing_the_demo_does_not_import_torch():
-    program = "import sys, debubble.demo; sys.exit('torch' in sys.modules)"
+    program = "import sys, debubble.annexes.demo; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -18,10 +18,10 @@ import click
 import pytest
 import yaml
 
+from debubble.annexes.watch.config import read_config
 from debubble.capture import session
 from debubble.cli import cli
 from debubble.links.__main__ import command as links_program
-from debubble.watch.config import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

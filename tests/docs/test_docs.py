@@ -8,11 +8,11 @@ import re
 import pytest
 from support.services.console import REPOSITORY, matches, type_command
 
-from debubble.answers.brief import SELECTED
 from debubble.cli import VERBS
 from debubble.errors import Code
 from debubble.ledger.causes import Cause
 from debubble.plan.emit import EMITTERS
+from debubble.report.answers.brief import SELECTED
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)

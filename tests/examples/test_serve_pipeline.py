@@ -19,7 +19,7 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 from support.services.free_port import free_port
 
-from debubble.load import drive, read_load
+from debubble.annexes.load import drive, read_load
 from debubble.server_notes import read_server_notes
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,15 @@ def serving(folder, *words):
 @contextmanager
 def asking(url, *words):
     load = subprocess.Popen(
-        [sys.executable, "-m", "debubble.load", url, f"prompt={SHORT}", "seconds=600", *words],
+        [
+            sys.executable,
+            "-m",
+            "debubble.annexes.load",
+            url,
+            f"prompt={SHORT}",
+            "seconds=600",
+            *words,
+        ],
         stdout=subprocess.DEVNULL,
     )
     try:

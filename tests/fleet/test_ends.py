@@ -14,17 +14,17 @@ import pytest
 from support.services.console import type_command
 from support.simulator.replicas import IN_PARTS, write_side_by_side
 
-from debubble.cluster import engine_at
+from debubble.annexes.cluster import engine_at
 from debubble.errors import EngineError, UsageError
-from debubble.fleet.shelf import Spool
-from debubble.fleet.survey import survey_run
+from debubble.timeline.fleet.shelf import Spool
+from debubble.timeline.fleet.survey import survey_run
 from debubble.trace.run import find_run
 
 PATIENCE_S = 60
 HELD = """
 import sys, time
 from pathlib import Path
-import debubble.fleet.shelf as shelf
+import debubble.timeline.fleet.shelf as shelf
 import debubble.trace.engine as engine
 from debubble.cli import main
 
@@ -96,7 +96,7 @@ def test_a_temporary_folder_that_is_full_is_named(tmp_path, monkeypatch):
     def full():
         yield Spool(Full(), "full")
 
-    monkeypatch.setattr("debubble.fleet.shelf.spooling", full)
+    monkeypatch.setattr("debubble.timeline.fleet.shelf.spooling", full)
     with pytest.raises(EngineError, match="No space left on device") as why:
         survey_run(find_run([str(tmp_path)]), means=IN_PARTS)
     assert "TMPDIR" in why.value.hint

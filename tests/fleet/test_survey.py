@@ -13,10 +13,10 @@ from support.traces.kineto_events import document, kernel, write
 from support.traces.recordings import H200
 
 from debubble.analysis import analyse_found
-from debubble.answers.find import answer_find
-from debubble.answers.inspect import answer_inspect
 from debubble.errors import Code, DebubbleError
-from debubble.fleet.survey import Means, NoPipelineIn, Question, inspect_run, survey_run
+from debubble.report.answers.find import answer_find
+from debubble.report.answers.inspect import answer_inspect
+from debubble.timeline.fleet.survey import Means, NoPipelineIn, Question, inspect_run, survey_run
 from debubble.trace.digest import read_digest
 from debubble.trace.digest.content import place_digests
 from debubble.trace.engine import GivenEngine
@@ -113,7 +113,7 @@ def test_a_run_of_a_few_ranks_never_meets_the_code_for_many():
     program = (
         "import sys; from debubble.cli import main\n"
         "try: main(['find', sys.argv[1], '--quiet'])\n"
-        "finally: print('debubble.fleet.shelf' in sys.modules)"
+        "finally: print('debubble.timeline.fleet.shelf' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(H200 / "fwd_closed_m4")],
@@ -154,9 +154,11 @@ def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, mo
             raise OSError("gone")
         return read_digest(file, limits)
 
-    monkeypatch.setattr("debubble.fleet.shelf.read_digest", gone)
+    monkeypatch.setattr("debubble.timeline.fleet.shelf.read_digest", gone)
     with ThreadPoolExecutor(2) as threads:  # processes may be spawned, and know nothing of `gone`
-        monkeypatch.setattr("debubble.fleet.survey.WORKERS_HERE", GivenEngine(executor=threads))
+        monkeypatch.setattr(
+            "debubble.timeline.fleet.survey.WORKERS_HERE", GivenEngine(executor=threads)
+        )
         found = survey_run(find_run([str(tmp_path / "digests")]), means=IN_PARTS)
     assert [one.pipeline for one in found.figures] == [0, 1]
     lost = [gap for gap in found.gaps if gap.code is Code.UNREADABLE]

@@ -22,7 +22,7 @@ from support.simulator.op_tables import write_table
 from support.simulator.replicas import Replicas, members_of
 
 import debubble
-from debubble.answers.plan import answer_plan
+from debubble.report.answers.plan import answer_plan
 
 SCHEDULES = {
     "1f1b": {"schedule": "1f1b", "fused": True},

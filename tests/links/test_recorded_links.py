@@ -13,14 +13,14 @@ from support.traces.read_once import build_recording
 from support.traces.recordings import SHARED
 
 from debubble import api
-from debubble.answers.find import answer_find
-from debubble.answers.links import answer_links, say_links
-from debubble.answers.plan import answer_plan
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
 from debubble.links.hop_times import Fit
 from debubble.links.judge import Past, Verdict, find_class
 from debubble.links.wiring import Wiring
+from debubble.report.answers.find import answer_find
+from debubble.report.answers.links import answer_links, say_links
+from debubble.report.answers.plan import answer_plan
 from debubble.timeline.figures import measure_pipeline
 
 RUNS = (

@@ -9,7 +9,7 @@ from support.requirements import need_package
 
 need_package("torch")
 
-from debubble.meter.figures import (
+from debubble.annexes.meter.figures import (
     CHART,
     RankFigures,
     RankReport,
@@ -18,7 +18,7 @@ from debubble.meter.figures import (
     find_straggler,
     measure_step,
 )
-from debubble.meter.record import Step
+from debubble.annexes.meter.record import Step
 
 MS = 1_000_000
 WARM_UP = CHART.reference

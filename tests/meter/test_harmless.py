@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import debubble
-from debubble.meter import hooks, output, running
-from debubble.meter.record import HostClock, Recorder
-from debubble.meter.session import MeterBeat
-from debubble.meter.settings import Settings
+from debubble.annexes.meter import hooks, output, running
+from debubble.annexes.meter.record import HostClock, Recorder
+from debubble.annexes.meter.session import MeterBeat
+from debubble.annexes.meter.settings import Settings
 
 OURS = str(Path(debubble.__file__).parent)
 STEPS = 3

@@ -14,9 +14,9 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.pipelining import schedules, stage
 
-from debubble.meter import hooks as meter_hooks
-from debubble.meter.hooks import Hooks, Place
-from debubble.meter.record import (
+from debubble.annexes.meter import hooks as meter_hooks
+from debubble.annexes.meter.hooks import Hooks, Place
+from debubble.annexes.meter.record import (
     BYTES,
     END,
     MICROBATCH,

@@ -21,9 +21,9 @@ from support.requirements import need_package
 need_package("torch")
 
 import debubble
+from debubble.annexes.meter.settings import Settings
 from debubble.capture.settings import environment_for, read_order
 from debubble.errors import Code
-from debubble.meter.settings import Settings
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ import json, os, random, sys, time
 import torch, torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import debubble
-from debubble.meter import figures, record, running
+from debubble.annexes.meter import figures, record, running
 
 out, steps, planted_at, pass_s, is_even = sys.argv[1], *map(float, sys.argv[2:])
 rank, step, noise, seen = int(os.environ["RANK"]), 0, random.Random(0), {"alarms": [], "begun": []}

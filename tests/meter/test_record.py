@@ -10,8 +10,8 @@ from support.requirements import need_package
 
 need_package("torch")
 
-from debubble.meter import record
-from debubble.meter.record import END, OP, PEER, QUEUE, START, DeviceClock, Recorder
+from debubble.annexes.meter import record
+from debubble.annexes.meter.record import END, OP, PEER, QUEUE, START, DeviceClock, Recorder
 
 MS = 1_000_000
 

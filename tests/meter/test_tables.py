@@ -11,11 +11,11 @@ import pytest
 from support.services.watch_service import Watching, write_config
 
 import debubble
+from debubble.annexes.meter.trigger import LocalServer, own_tables
+from debubble.annexes.watch.config import Source
+from debubble.annexes.watch.sources import Scanner, fetch_tables
 from debubble.capture.fetch import NoAnswer
-from debubble.meter.trigger import LocalServer, own_tables
 from debubble.trace.source import DEFAULT_LIMITS
-from debubble.watch.config import Source
-from debubble.watch.sources import Scanner, fetch_tables
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
 EPOCH = 1_790_000_000_000_000_000
@@ -174,7 +174,8 @@ def test_a_name_that_leads_elsewhere_is_not_written(tmp_path, monkeypatch):
     names = ["../../x.csv", "/etc/rank0.csv", f"{SEGMENT}/../rank0.csv", f"{SEGMENT}/rank0.csv"]
     listed = json.dumps([{"name": name, "modified_ns": 5} for name in names]).encode()
     monkeypatch.setattr(
-        "debubble.watch.sources._ask", lambda url: listed if url.endswith("/tables") else b"x"
+        "debubble.annexes.watch.sources._ask",
+        lambda url: listed if url.endswith("/tables") else b"x",
     )
     source = Source(name="s", folder=str(tmp_path / "fetched"))
     assert fetch_tables(source, "http://127.0.0.1:1", set()) == 1

@@ -13,8 +13,8 @@ need_package("torch")
 
 import torch.distributed as dist
 
-from debubble.meter import trigger
-from debubble.meter.trigger import Agreement, LocalServer, asked_by_file, own_tables
+from debubble.annexes.meter import trigger
+from debubble.annexes.meter.trigger import Agreement, LocalServer, asked_by_file, own_tables
 
 STEP_S = 0.3
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -14,9 +14,9 @@ import pytest
 from support.orders import random_pipeline
 from support.requirements import need_package
 
-from debubble.orders.search import search
 from debubble.plan.emit.order_file import format_with_messages
-from debubble.schedules import format_order, parse_order
+from debubble.plan.orders.search import search
+from debubble.timeline.schedules import format_order, parse_order
 
 need_package("torch.distributed.pipelining.schedules")
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from support.orders import random_pipeline
 
-from debubble.orders.construct import construct, follow, named_rows, rhythms, rules
-from debubble.orders.improve import climb_from
-from debubble.orders.messages import MessageCosts, window_of
-from debubble.orders.pipeline import longest_rank
-from debubble.schedules import check_order, hold
+from debubble.plan.orders.construct import construct, follow, named_rows, rhythms, rules
+from debubble.plan.orders.improve import climb_from
+from debubble.plan.orders.messages import MessageCosts, window_of
+from debubble.plan.orders.pipeline import longest_rank
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import check_order, hold
 
 SEEDS = range(12)
 

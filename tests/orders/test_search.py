@@ -9,13 +9,13 @@ from math import inf
 import pytest
 from support.orders import random_pipeline
 
-from debubble.orders.bound import lower_bound
-from debubble.orders.construct import follow, named_rows, rhythms
-from debubble.orders.exact import quickest
-from debubble.orders.improve import climb_from, refill_from
-from debubble.orders.pipeline import Pipeline, StageCosts, longest_rank
-from debubble.orders.search import search
-from debubble.schedules import Shape, check_order, place_stages
+from debubble.plan.orders.bound import lower_bound
+from debubble.plan.orders.construct import follow, named_rows, rhythms
+from debubble.plan.orders.exact import quickest
+from debubble.plan.orders.improve import climb_from, refill_from
+from debubble.plan.orders.pipeline import Pipeline, StageCosts, longest_rank
+from debubble.plan.orders.search import search
+from debubble.timeline.schedules import Shape, check_order, place_stages
 
 
 @cache

@@ -13,11 +13,11 @@ from debubble.errors import UsageError
 from debubble.plan.baseline import _corrected, measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, predict_idea, weigh
-from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.job import JobFacts
+from debubble.timeline.schedules import order_of
 
 FUSED, BLOCKING, GROUPED = Communication.FUSED, Communication.BLOCKING, Communication.GROUPED
 POSTED, RUNTIME = Communication.POSTED, Communication.RUNTIME

@@ -11,10 +11,10 @@ from support.timelines.engine_runs import MS, planned_run
 from support.traces.recordings import SHARED
 
 from debubble import api
-from debubble.answers.plan import answer_of_plan, answer_plan
 from debubble.ledger.hop_health import account_for
 from debubble.plan.by_replay import find_misses
 from debubble.plan.plan import make_plan
+from debubble.report.answers.plan import answer_of_plan, answer_plan
 from debubble.timeline.figures import measure_pipeline
 
 DUALPIPE = SHARED.parent / "recordings" / "frameworks" / "tt_dualpipev"

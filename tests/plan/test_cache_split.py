@@ -8,14 +8,14 @@ import pytest
 from support.simulator.allocator import ACTIVATION, PARAMS, allocator_run
 from support.timelines.engine_runs import planned_run
 
-from debubble.answers.plan import answer_of_plan
-from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
 from debubble.plan.change import Change
 from debubble.plan.kv_cache import Cache, plan_cache
 from debubble.plan.plan import make_plan
 from debubble.plan.split import all_splits
+from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
+from debubble.simulate.costs.memory import fit_memory
 
 LAYERS = (4, 4, 4, 4)
 CACHE = Cache(token_layer_bytes=0.5, utilisation=0.9)

@@ -8,15 +8,15 @@ import pytest
 from support.simulator.allocator import allocator_run
 from support.timelines.engine_runs import planned_run
 
-from debubble.answers.context_length import say_fate
-from debubble.answers.plan import answer_of_plan
-from debubble.costs.memory import fit_memory
 from debubble.plan.change import Change
 from debubble.plan.context_length import at_length
 from debubble.plan.lever import Permissions
 from debubble.plan.option import headroom_after
 from debubble.plan.plan import make_plan
+from debubble.report.answers.context_length import say_fate
+from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
+from debubble.simulate.costs.memory import fit_memory
 
 LAYERS = (4, 4, 4, 4)
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from support.timelines.engine_runs import MS, planned_run, run_unsteadily
 
-from debubble.answers.plan import answer_of_plan
 from debubble.plan.change import Change
 from debubble.plan.lever import Permissions
 from debubble.plan.option import WORTH, Idea, weigh
 from debubble.plan.plan import make_plan
-from debubble.schedules import order_of
+from debubble.report.answers.plan import answer_of_plan
 from debubble.simulate.communication import Communication
+from debubble.timeline.schedules import order_of
 
 pytestmark = pytest.mark.slow
 

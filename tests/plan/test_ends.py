@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from support.timelines.engine_runs import planned_run
 
-from debubble.answers.plan import answer_of_plan
 from debubble.errors import CannotBeTold
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
 from debubble.plan.split import best_split, ends_in_layers
+from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
 from debubble.timeline.model import PassKind
 

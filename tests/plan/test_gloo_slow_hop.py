@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from debubble import api
-from debubble.answers.find import answer_find
-from debubble.answers.plan import answer_plan
-from debubble.demo.workload import LOOPBACK, RunFiles, Workload, encode_workload
+from debubble.annexes.demo.workload import LOOPBACK, RunFiles, Workload, encode_workload
+from debubble.report.answers.find import answer_find
+from debubble.report.answers.plan import answer_plan
 
 SOURCE = Path(__file__).parents[1] / "support" / "services" / "paced_socket.c"
 # 128 KiB a message: each takes 20 ms of its hop.
@@ -47,7 +47,7 @@ def run_paced(workload, hop, library, folder):
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "debubble.demo.rank", str(files.folder), str(rank)],
+            [sys.executable, "-m", "debubble.annexes.demo.rank", str(files.folder), str(rank)],
             env=os.environ | settings | {"RANK": str(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -11,16 +11,16 @@ from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, allocator_ru
 from support.timelines.engine_runs import MS, planned_run
 
 import debubble.plan.plan
-from debubble.answers.plan import answer_of_plan
-from debubble.costs.memory import fit_memory
 from debubble.errors import UsageError
 from debubble.plan.baseline import even_split
 from debubble.plan.change import Change
 from debubble.plan.lever import Permissions
 from debubble.plan.option import Idea, cuts_backward, headroom_after, quick_latency_s, weigh
 from debubble.plan.plan import make_plan
+from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
-from debubble.schedules import SCHEDULES
+from debubble.simulate.costs.memory import fit_memory
+from debubble.timeline.schedules import SCHEDULES
 
 pytestmark = pytest.mark.slow
 

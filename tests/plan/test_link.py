@@ -9,7 +9,6 @@ import pytest
 from support.timelines.engine_runs import MS, planned_run
 from support.traces.read_once import build_recording
 
-from debubble.answers.plan import answer_of_plan
 from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for, judge_links, saved_by_repair
 from debubble.ledger.verdict import name_causes
@@ -18,6 +17,7 @@ from debubble.plan.change import Change
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.levers.link import repairs, words
 from debubble.plan.plan import make_plan
+from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
 from debubble.timeline.figures import measure_pipeline
 

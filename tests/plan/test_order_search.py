@@ -9,17 +9,17 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 from support.traces.read_once import analyse_recording
 
-from debubble.answers.change import Tokens, describe, describe_refused, start_from
+from debubble.annexes.tune.prospects import _in_a_file
+from debubble.annexes.tune.setting import Setting
 from debubble.errors import CannotBeTold, UsageError
-from debubble.orders.messages import window_of
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import emit
 from debubble.plan.lever import Refusal
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.plan.order_search import OrderSearch, check_search, find_order, pipeline_of
-from debubble.schedules import check_order, order_of, parse_order
-from debubble.tune.prospects import _in_a_file
-from debubble.tune.setting import Setting
+from debubble.plan.orders.messages import window_of
+from debubble.report.answers.change import Tokens, describe, describe_refused, start_from
+from debubble.timeline.schedules import check_order, order_of, parse_order
 from debubble.units import NS_PER_S
 
 RECORDED = REPOSITORY / "tests" / "data" / "h200" / "1f1b_p3_m7"

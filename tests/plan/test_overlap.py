@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from support.timelines.engine_runs import MS, overlapped_ns, planned_run
 
-from debubble.answers.plan import _say_overlap
 from debubble.plan.levers.overlap import consider
 from debubble.plan.plan import Plan, make_plan
+from debubble.report.answers.plan import _say_overlap
 
 # A run of which the first forward passes run beside messages, and later ones do not.
 RUN = ("1f1b", 8, 16)

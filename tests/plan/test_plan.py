@@ -13,7 +13,7 @@ from support.traces.recordings import SHARED, existing
 
 from debubble.plan.emit import EMITTERS
 from debubble.plan.option import collect_later
-from debubble.schedules import order_of, parse_order, read_order
+from debubble.timeline.schedules import order_of, parse_order, read_order
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from debubble.plan.split_problem import (
     split_problem,
     turns_of,
 )
-from debubble.schedules import order_of
+from debubble.timeline.schedules import order_of
 
 # name, chunks a rank
 SCHEDULES = [

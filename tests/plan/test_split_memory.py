@@ -7,11 +7,11 @@ import pytest
 from support.simulator.allocator import allocator_run
 from support.timelines.timed_splits import timer_of
 
-from debubble.costs.memory import fit_memory, predict_peaks
 from debubble.errors import NoSplitFits
 from debubble.plan.split import all_splits, find_partition
 from debubble.plan.split_problem import overflow_by_rank, split_memory, split_problem
-from debubble.schedules import order_of
+from debubble.simulate.costs.memory import fit_memory, predict_peaks
+from debubble.timeline.schedules import order_of
 
 RUN = allocator_run("1f1b", 4, 8, [4, 4, 4, 4])
 COSTS = fit_memory([RUN])

@@ -13,8 +13,8 @@ need_package("torch")
 import torch
 from torch import nn
 
+from debubble.annexes.probe import device
 from debubble.cli.probe import _time as time_model
-from debubble.probe import device
 
 MODEL = """
     from dataclasses import dataclass

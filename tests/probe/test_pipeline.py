@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from support.services.console import type_command
 
-from debubble.errors import TraceError
-from debubble.probe.pipeline import (
+from debubble.annexes.probe.pipeline import (
     Pipelines,
     Setting,
     Wire,
@@ -18,6 +17,7 @@ from debubble.probe.pipeline import (
     wire_of_messages,
     write_table,
 )
+from debubble.errors import TraceError
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run

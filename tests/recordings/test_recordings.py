@@ -13,8 +13,8 @@ import pytest
 from support.traces.all_recordings import Answers, every_recording
 from support.traces.snapshot import differences, snapshot_of, write
 
-from debubble.answers.plan import PlanAnswer
 from debubble.ledger.verdict import MATTERS
+from debubble.report.answers.plan import PlanAnswer
 
 pytestmark = pytest.mark.slow
 SNAPSHOTS = Path(__file__).parent / "snapshots"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from debubble.answers.link_tests import answer_live, answer_logs
 from debubble.links.judge import Judgement, Verdict
 from debubble.links.live import HopTestResult, LiveHop, RankSite, Rung, times_of
 from debubble.links.logs.model import (
@@ -20,6 +19,7 @@ from debubble.links.logs.model import (
 )
 from debubble.links.logs.pairs import pairs_in
 from debubble.links.logs.read import read_log
+from debubble.report.answers.link_tests import answer_live, answer_logs
 from debubble.report.link_tests import live_page, logs_page
 
 OWN = Path(__file__).parents[1] / "data" / "links"

@@ -7,9 +7,9 @@ import pytest
 from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
-from debubble.answers.find import PipelinePart, answer_find
-from debubble.answers.inspect import answer_inspect
-from debubble.answers.links import answer_links
+from debubble.report.answers.find import PipelinePart, answer_find
+from debubble.report.answers.inspect import answer_inspect
+from debubble.report.answers.links import answer_links
 from debubble.report.find import find_page
 from debubble.report.inspect import inspect_page
 from debubble.report.links import links_page

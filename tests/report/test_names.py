@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from support.measurements import sampled
 
-from debubble.answers.base import json_text
-from debubble.answers.compare import answer_compare, answer_history
 from debubble.measure.compare import compare
 from debubble.measure.store import Record
+from debubble.report.answers.base import json_text
+from debubble.report.answers.compare import answer_compare, answer_history
 from debubble.report.compare import compare_page, history_csv, history_page
 from debubble.report.text import Page, Table, as_markdown
 

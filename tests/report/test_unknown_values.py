@@ -13,13 +13,13 @@ from rich.console import Console
 from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
-from debubble.answers.compare import answer_compare
-from debubble.answers.find import answer_find
-from debubble.answers.inspect import answer_inspect
-from debubble.answers.links import answer_links
-from debubble.answers.plan import answer_plan
-from debubble.answers.simulate import Request, answer_simulate
 from debubble.measure.compare import compare
+from debubble.report.answers.compare import answer_compare
+from debubble.report.answers.find import answer_find
+from debubble.report.answers.inspect import answer_inspect
+from debubble.report.answers.links import answer_links
+from debubble.report.answers.plan import answer_plan
+from debubble.report.answers.simulate import Request, answer_simulate
 from debubble.report.compare import compare_page
 from debubble.report.find import find_page
 from debubble.report.html.measured import compare_report

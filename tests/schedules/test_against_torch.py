@@ -10,7 +10,7 @@ import pytest
 from support.requirements import need_package
 
 from debubble.errors import UsageError
-from debubble.schedules import Action, format_order, order_of, parse_order, placement_of
+from debubble.timeline.schedules import Action, format_order, order_of, parse_order, placement_of
 
 need_package("torch.distributed.pipelining._schedule_visualizer")
 

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from debubble.schedules import order_of
+from debubble.timeline.schedules import order_of
 
 SIZES = list(product(range(2, 7), (12, 16, 24)))
 

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from debubble.errors import UsageError
-from debubble.schedules import SCHEDULES, Action, can_finish, check_order, order_of
+from debubble.timeline.schedules import SCHEDULES, Action, can_finish, check_order, order_of
 
 
 @given(

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from support.requirements import need_package
 
-from debubble.schedules import hold, most_in_flight, most_with_gradients, order_of
+from debubble.timeline.schedules import hold, most_in_flight, most_with_gradients, order_of
 
 SIZES = list(product(range(2, 7), range(1, 25)))
 

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from debubble.errors import DebubbleError, UsageError
-from debubble.schedules import (
+from debubble.timeline.schedules import (
     SCHEDULES,
     Action,
     format_order,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from debubble.errors import UsageError
-from debubble.schedules import SCHEDULES, Action, candidate_orders, order_of, placement_of
+from debubble.timeline.schedules import SCHEDULES, Action, candidate_orders, order_of, placement_of
 
 
 def test_the_names_are_the_designs():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from debubble.errors import UsageError
-from debubble.schedules import SCHEDULES, format_order, order_of, state_schedule
+from debubble.timeline.schedules import SCHEDULES, format_order, order_of, state_schedule
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_chunks_that_a_schedule_cannot_have_are_refused_at_once(name, chunks):
 
 
 def test_more_chunks_than_passes_that_ran_are_refused_before_their_order_is_written(monkeypatch):
-    monkeypatch.setattr("debubble.schedules.named._make", None)
+    monkeypatch.setattr("debubble.timeline.schedules.named._make", None)
     with pytest.raises(UsageError, match=r"1,000,000 chunks .* this one runs 16"):
         state_schedule("looped-bfs", 1_000_000).order_for(4, 8, 2)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import debubble
-from debubble.answers.server_plan import read_traffic
 from debubble.errors import NoFit, UsageError
 from debubble.ledger.causes import Cause
+from debubble.report.answers.server_plan import read_traffic
 from debubble.serving.costs import pass_ns
 from debubble.serving.plan import model_server, plan_server, predict
 from debubble.serving.traffic import Setting, Traffic, _grown, _Request

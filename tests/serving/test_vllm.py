@@ -8,8 +8,8 @@ import pytest
 from support.vllm_count import Count
 
 import debubble
-from debubble.answers.server_plan import ServerQuestion, answer_server_plan
 from debubble.ledger.causes import Cause
+from debubble.report.answers.server_plan import ServerQuestion, answer_server_plan
 from debubble.timeline.turns import Phase
 
 SHIPPED = Path(__file__).parents[1] / "data" / "vllm"

@@ -8,11 +8,11 @@ from support.timelines.engine_runs import UNITS, run_order, timeline_of
 
 from debubble.ledger.ledger import build_ledger
 from debubble.report.lanes import draw_lanes
-from debubble.schedules import SCHEDULES, order_of, placement_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.schedules import SCHEDULES, order_of, placement_of
 
 MS = 1_000_000
 ALL = [way for way in Communication if way not in OF_ONE_SCHEDULE]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import debubble.simulate.program
-from debubble.schedules import order_of
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
 from debubble.simulate.engine import Engine, in_a_pass
 from debubble.simulate.planned import plan_program
@@ -20,6 +19,7 @@ from debubble.simulate.program import (
     SyncTable,
     Times,
 )
+from debubble.timeline.schedules import order_of
 
 ALL = [way for way in Communication if way not in OF_ONE_SCHEDULE]
 FIELDS = ("pass_start", "pass_end", "batch_start", "batch_end")

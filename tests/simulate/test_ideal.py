@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.schedules import Action, order_of
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
+from debubble.timeline.schedules import Action, order_of
 
 UNITS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
 

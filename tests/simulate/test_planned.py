@@ -14,7 +14,6 @@ from support.simulator.devices import Play, true_windows
 from support.simulator.host_programs import LENGTH_NS, Setup
 from support.timelines.engine_runs import UNITS, costs_of, run_order
 
-from debubble.schedules import SCHEDULES, Action, order_of
 from debubble.simulate.communication import (
     OF_ONE_SCHEDULE,
     ONE_BY_ONE,
@@ -27,6 +26,7 @@ from debubble.simulate.planned import plan_program, planned_engine
 from debubble.simulate.program import OrderCycle
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import SCHEDULES, Action, order_of
 
 MS = 1_000_000
 ALL = [way for way in Communication if way not in OF_ONE_SCHEDULE]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, planned_run
 
-from debubble.costs.wire_pools import BUFFERED_BYTES
-from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
+from debubble.simulate.costs.wire_pools import BUFFERED_BYTES
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.predict import WhatIf, enough_draws, mean_lengths, predict
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import order_of
 
 WIRE_NS = 4 * MS
 

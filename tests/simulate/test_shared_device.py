@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from debubble.costs.passes import trailing_activity
-from debubble.schedules import order_of
 from debubble.simulate.communication import Communication
+from debubble.simulate.costs.passes import trailing_activity
 from debubble.simulate.engine import Engine, run_shared
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import order_of
 
 MS = 1_000_000
 SLOPE = 0.1

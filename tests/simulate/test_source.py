@@ -10,7 +10,6 @@ from support.timelines.engine_runs import MS, MS_OF_A_PASS, costs_of, timeline_o
 from support.traces.read_once import build_recording
 from support.traces.recordings import H200
 
-from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine, in_a_pass
@@ -18,6 +17,7 @@ from debubble.simulate.hand_set import give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.simulate.source import measure_source
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.schedules import order_of
 
 IDLE_NS, LATE_NS = 50_000, 600_000
 

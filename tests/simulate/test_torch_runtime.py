@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from support.requirements import need_package
 
-from debubble.schedules import Action, order_of
 from debubble.simulate.communication import Communication, Post, lower_for_runtime, wire_up
 from debubble.simulate.planned import plan_program
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import Action, order_of
 
 need_package("torch.distributed.pipelining._schedule_visualizer")
 

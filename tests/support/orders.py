@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from debubble.orders.pipeline import Pipeline, StageCosts
-from debubble.schedules import Shape, place_stages
+from debubble.plan.orders.pipeline import Pipeline, StageCosts
+from debubble.timeline.schedules import Shape, place_stages
 
 
 def random_pipeline(seed, ranks=None, microbatches=None, chunks=None, room=None):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from support.jobs import simulated_job
 
-from debubble.tune.loop import Budget
-from debubble.tune.prospects import Scope
-from debubble.tune.run import TuningRequest
-from debubble.tune.setting import read_setting, read_template
-from debubble.tune.trial import Bench, ProcessEnd, run_guarded
+from debubble.annexes.tune.loop import Budget
+from debubble.annexes.tune.prospects import Scope
+from debubble.annexes.tune.run import TuningRequest
+from debubble.annexes.tune.setting import read_setting, read_template
+from debubble.annexes.tune.trial import Bench, ProcessEnd, run_guarded
 
 JOB = (sys.executable, str(Path(simulated_job.__file__)))
 NOW = ("split=3,3,3,7", "microbatches=4")

@@ -12,9 +12,9 @@ from support.traces.recordings import DATA, H200
 from timeline.test_mixed_runs import later
 
 from debubble.errors import Code
-from debubble.fleet.survey import Question, measure_run
 from debubble.timeline.bubble import measure_windows
 from debubble.timeline.figures import _without_contradictions
+from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.trace.columns import Kernels, Operation, Operators, build
 from debubble.trace.run import Run
 

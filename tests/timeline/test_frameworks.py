@@ -14,7 +14,6 @@ from support.traces.framework_count import count
 from support.traces.read_once import build_recording
 from support.traces.recordings import DATA, SHARED, existing
 
-from debubble.answers.ledger import say_cause
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import name_causes
@@ -22,6 +21,7 @@ from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, weigh
 from debubble.plan.plan import make_plan
+from debubble.report.answers.ledger import say_cause
 from debubble.timeline.figures import measure_pipeline
 
 SHIPPED = DATA / "frameworks"

@@ -13,9 +13,9 @@ import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
 from support.traces.trimmed import without_marks
 
+from debubble.annexes.demo import Workload
+from debubble.annexes.demo.layers import read_truth
 from debubble.api import find
-from debubble.demo import Workload
-from debubble.demo.layers import read_truth
 from debubble.errors import NoPipeline
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger

@@ -14,10 +14,10 @@ from support.traces.recordings import recorded_run
 from support.traces.trimmed import TABLES, rows, without_marks
 
 from debubble.analysis import Analysis
-from debubble.answers.links import answer_links
-from debubble.fleet.survey import Question, measure_run
+from debubble.report.answers.links import answer_links
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.trace.run import find_run, read_run
 
 HOUR = 3_600_000_000_000

@@ -6,12 +6,12 @@ import pytest
 from support.traces.recordings import DATA
 
 import debubble
-from debubble.answers.ledger import say_cause
 from debubble.errors import Code, NoPipeline
-from debubble.fleet.survey import Question, measure_run
+from debubble.report.answers.ledger import say_cause
 from debubble.simulate.theory import bubble_fraction
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.timeline.model import PassKind
 from debubble.trace.run import find_run, read_run
 

@@ -13,8 +13,8 @@ from support.traces.read_once import build_recording
 from support.traces.recordings import recorded_run
 
 from debubble.errors import UsageError
-from debubble.schedules import SCHEDULES, order_of
 from debubble.timeline.figures import count_microbatches, recognise_schedule
+from debubble.timeline.schedules import SCHEDULES, order_of
 
 
 def name_of(order, **more):

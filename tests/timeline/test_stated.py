@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.timelines.by_hand import timeline_of_order
 
 from debubble.errors import Code, UsageError
-from debubble.schedules import SCHEDULES, Statement, order_of, state_schedule
 from debubble.timeline.figures import count_microbatches, hold_against
+from debubble.timeline.schedules import SCHEDULES, Statement, order_of, state_schedule
 
 
 def held(timeline, statement, *, streams=False):

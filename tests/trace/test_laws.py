@@ -11,7 +11,7 @@ import pytest
 from support.traces.recordings import DATA, H200, SHARED
 
 from debubble.errors import Code, RunNotFound, Touch, TraceError
-from debubble.fleet.survey import NoPipelineIn, Question, measure_run
+from debubble.timeline.fleet.survey import NoPipelineIn, Question, measure_run
 from debubble.trace.columns import KernelKind, RankTrace, peak_memory
 from debubble.trace.kineto import read_kineto
 from debubble.trace.laws import hold_to_laws

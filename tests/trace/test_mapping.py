@@ -13,7 +13,7 @@ import pytest
 from support.jobs import worker_tasks
 from support.jobs.worker_tasks import notes_of, orders, wait_until, write_orders
 
-from debubble.cluster import engine_at
+from debubble.annexes.cluster import engine_at
 from debubble.errors import TraceError, TraceTooLarge, UsageError
 from debubble.trace.engine import GivenEngine, LocalEngine, map_files
 from debubble.trace.source import DEFAULT_LIMITS

@@ -9,11 +9,11 @@ import shutil
 import pytest
 from support.tuning import bench_of, play_here, tune
 
+from debubble.annexes.tune.journal import NAME, begin_anew
+from debubble.annexes.tune.trial import LOG, MARKER, clear_trial
 from debubble.capture.files import keep_newest
 from debubble.cli.demo import _prepare
 from debubble.errors import TuneError
-from debubble.tune.journal import NAME, begin_anew
-from debubble.tune.trial import LOG, MARKER, clear_trial
 
 CAPTURE = "20260131-120000-step000000011"
 OTHERS = ("thesis.txt", "src/model.py", f"run001/{CAPTURE}/notes.txt", "run001/mine.json.gz",
@@ -25,7 +25,7 @@ def tuning(tmp_path_factory):
     """A tuning that ran, once for all who take from it."""
     bench = bench_of(tmp_path_factory.mktemp("tuning"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("debubble.tune.trial.run_guarded", play_here)
+        patch.setattr("debubble.annexes.tune.trial.run_guarded", play_here)
         tune(bench, runs=1)
     return bench.folder
 
@@ -107,7 +107,7 @@ def test_a_forced_demo_clears_an_earlier_one(tmp_path):
 
 
 def test_a_run_in_a_folder_that_was_not_empty_does_not_make_it_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("debubble.tune.trial.run_guarded", play_here)
+    monkeypatch.setattr("debubble.annexes.tune.trial.run_guarded", play_here)
     bench = bench_of(tmp_path)
     put(bench.folder / "run001", f"{CAPTURE}/rank0.json.gz")
     tune(bench, runs=1)

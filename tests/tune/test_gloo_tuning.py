@@ -12,19 +12,19 @@ import pytest
 from support.services.console import type_command
 from support.tuning import scope_of
 
+from debubble.annexes.tune.journal import Run
+from debubble.annexes.tune.loop import Budget
+from debubble.annexes.tune.prospects import Standing
+from debubble.annexes.tune.run import TuningRequest
+from debubble.annexes.tune.setting import Setting, read_setting, read_template
+from debubble.annexes.tune.trial import Bench, Kind, run_trial
 from debubble.report.tune import tune_page
 from debubble.timeline.job import Basis
-from debubble.tune.journal import Run
-from debubble.tune.loop import Budget
-from debubble.tune.prospects import Standing
-from debubble.tune.run import TuningRequest
-from debubble.tune.setting import Setting, read_setting, read_template
-from debubble.tune.trial import Bench, Kind, run_trial
 
 # So few steps that a run takes six seconds, half of them torch's start.
 STEPS, WAIT = 3, 1
 JOB = (
-    *(sys.executable, "-P", "-m", "debubble.demo.job", "--steps", "9", "--width", "256"),
+    *(sys.executable, "-P", "-m", "debubble.annexes.demo.job", "--steps", "9", "--width", "256"),
     *("--split", "{split}", "--microbatches", "{microbatches}", "--schedule", "{schedule}"),
 )
 NOW = ("split=2,2,2,4", "microbatches=4", "schedule=1f1b")
@@ -67,7 +67,7 @@ def test_a_real_pipeline_is_run_and_planned_and_tried(tmp_path):
 # The samples of a step stay as they are: of more microbatches each has fewer.
 HOLDS_ITS_BATCH = (
     *("sh", "-c", 'exec "$@" --tokens $((256 / $DEBUBBLE_MICROBATCHES))', "sh"),
-    *(sys.executable, "-P", "-m", "debubble.demo.job", "--ranks", "2", "--steps", "9"),
+    *(sys.executable, "-P", "-m", "debubble.annexes.demo.job", "--ranks", "2", "--steps", "9"),
     *("--split", "4,4", "--microbatches", "{microbatches}", "--width", "256"),
 )
 

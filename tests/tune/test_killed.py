@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from support.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
 
-from debubble.tune.trial import MARK, end_marked, run_guarded
+from debubble.annexes.tune.trial import MARK, end_marked, run_guarded
 
 RUNS, KILLS = 4, 10
 LATE, LEFT, NONE = "late", "left", "none"
@@ -169,7 +169,7 @@ def test_ten_random_moments_of_kill_9_change_nothing(tmp_path):
 @pytest.mark.accuracy
 def test_ten_random_moments_of_kill_9_change_nothing_of_a_real_pipeline(tmp_path):
     job = (
-        *(sys.executable, "-P", "-m", "debubble.demo.job", "--steps", "9"),
+        *(sys.executable, "-P", "-m", "debubble.annexes.demo.job", "--steps", "9"),
         *PLACEHOLDERS,
     )
     options = (

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from support.tuning import bench_of, play_here, runs_of
 
+from debubble.annexes.tune.once import excess, improve_once
 from debubble.errors import MachineBusy
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Verdict
 from debubble.plan.plan import make_plan
 from debubble.report.tune import demo_json
-from debubble.tune.once import excess, improve_once
 
 BEFORE, AFTER = "3,3,3,7 4", "4,4,4,4 8"
 AGES = 3600.0
@@ -20,7 +20,7 @@ AGES = 3600.0
 
 @pytest.fixture(autouse=True)
 def _played_here(monkeypatch):
-    monkeypatch.setattr("debubble.tune.trial.run_guarded", play_here)
+    monkeypatch.setattr("debubble.annexes.tune.trial.run_guarded", play_here)
 
 
 def improve(folder, *more, seconds=AGES):
@@ -63,7 +63,7 @@ def test_the_long_stage_is_found_by_medians_whatever_single_passes_take(tmp_path
 
 def test_where_noise_hides_the_change_it_says_that_the_machine_was_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "debubble.tune.once.compare",
+        "debubble.annexes.tune.once.compare",
         lambda *runs, **more: replace(compare(*runs, **more), verdict=Verdict.NO_CLEAR_CHANGE),
     )
     with pytest.raises(MachineBusy, match="this machine was busy: what the change does cannot be"):
@@ -72,7 +72,7 @@ def test_where_noise_hides_the_change_it_says_that_the_machine_was_busy(tmp_path
 
 def test_on_a_quiet_machine_a_verdict_stands_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "debubble.tune.once.compare",
+        "debubble.annexes.tune.once.compare",
         lambda *runs, **more: replace(compare(*runs, **more), verdict=Verdict.NO_CLEAR_CHANGE),
     )
     made, _, _ = improve(tmp_path)
@@ -85,7 +85,7 @@ def test_where_nothing_seems_to_gain_a_long_stage_says_that_the_machine_was_busy
     def no_options(*words, **more):
         return replace(make_plan(*words, **more), options=())
 
-    monkeypatch.setattr("debubble.tune.once.make_plan", no_options)
+    monkeypatch.setattr("debubble.annexes.tune.once.make_plan", no_options)
     with pytest.raises(MachineBusy, match=r"stage 3 takes 2\.\d times the others, passes took"):
         improve(tmp_path, "--busy", "9", seconds=0.0)
 
@@ -94,7 +94,7 @@ def test_the_demo_names_the_long_stage_even_where_find_names_other_causes(tmp_pa
     made, _, _ = improve(tmp_path)
     found = demo_json(made, "", tmp_path, [])["found"]
     assert "Stage 3 on rank 3 takes 1.7 times the average stage" in found
-    monkeypatch.setattr("debubble.answers.find.answer_causes", lambda _analysis: [])
+    monkeypatch.setattr("debubble.report.answers.find.answer_causes", lambda _analysis: [])
     assert (
         "Stage 3 takes 2.3 times as long as the others"
         in (demo_json(made, "", tmp_path, [])["found"])

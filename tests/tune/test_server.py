@@ -16,13 +16,13 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 from support.services.free_port import free_port
 
+from debubble.annexes.tune.server import Server, model_of, planned, prospects, weigh
+from debubble.annexes.tune.setting import SERVING_KNOBS, read_setting, read_template
+from debubble.annexes.tune.trial import MARK, read_capture
 from debubble.errors import UsageError
 from debubble.measure.load_results import LoadResult
 from debubble.plan.serving import ServingSetting
 from debubble.server_notes import SCHEMA, ServerNotes, Span
-from debubble.tune.server import Server, model_of, planned, prospects, weigh
-from debubble.tune.setting import SERVING_KNOBS, read_setting, read_template
-from debubble.tune.trial import MARK, read_capture
 
 TINY = shlex.join(
     [sys.executable, str(REPOSITORY / "tests" / "support" / "jobs" / "tiny_server.py")]
@@ -48,7 +48,7 @@ def test_no_more_batches_are_put_in_flight_than_four_a_stage():
 
 
 def test_layers_are_cut_by_what_stages_took_and_a_head_keeps_its_time(monkeypatch):
-    monkeypatch.setattr("debubble.tune.server.stage_shares", lambda _: [0.1, 0.1, 0.1, 0.7])
+    monkeypatch.setattr("debubble.annexes.tune.server.stage_shares", lambda _: [0.1, 0.1, 0.1, 0.7])
     now = ServingSetting(stages=4, layers=(1, 1, 1, 5))
     cuts = [one.layers for one in prospects(now, Noted(None))]
     # A layer takes 0.1, the last stage 0.2 beside its layers: 0.3 is the least for the longest.
@@ -113,7 +113,7 @@ def test_a_server_is_told_what_servers_can_be_told_and_its_folder():
         read_template(["train", "{in_flight}"], read_setting(["in_flight=4"]))
 
 
-LOAD = f"{sys.executable} -m debubble.load {{url}} clients=2 prompt=4 output=8 warm-up=0.1"
+LOAD = f"{sys.executable} -m debubble.annexes.load {{url}} clients=2 prompt=4 output=8 warm-up=0.1"
 
 
 def words_for(folder, port, *, way="", now="in_flight=1", runs=5, load=f"{LOAD} seconds=0.6"):
@@ -297,8 +297,8 @@ def test_the_gloo_engine_ends_with_a_measured_gain_and_no_process(tmp_path):
     )
     said = type_command(
         f'debubble tune --server "{server}" --url http://127.0.0.1:{port} --kind vllm '
-        f"--load '{sys.executable} -m debubble.load {{url}} clients=6 prompt=16 output=8 seconds=3 "
-        "warm-up=1' "
+        f"--load '{sys.executable} -m debubble.annexes.load {{url}} "
+        "clients=6 prompt=16 output=8 seconds=3 warm-up=1' "
         "--now layers=1,1,1,5 --now in_flight=1 --runs 4 --json "
         f"--out {tmp_path / 'tune'} --store sqlite:///{tmp_path / 'history.db'}",
         tmp_path,

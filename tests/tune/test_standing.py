@@ -9,14 +9,14 @@ from support.measurements import sampled
 from support.traces.read_once import analyse_recording
 from support.traces.recordings import H200
 
+from debubble.annexes.tune.journal import Run
+from debubble.annexes.tune.loop import Budget, Next, Stop, decide
+from debubble.annexes.tune.prospects import Prospects, Standing
+from debubble.annexes.tune.setting import Setting
+from debubble.annexes.tune.trial import Kind, Outcome, judge
 from debubble.measure.prediction import Prediction
 from debubble.plan.change import Change
 from debubble.timeline.job import Basis
-from debubble.tune.journal import Run
-from debubble.tune.loop import Budget, Next, Stop, decide
-from debubble.tune.prospects import Prospects, Standing
-from debubble.tune.setting import Setting
-from debubble.tune.trial import Kind, Outcome, judge
 
 NOW = Setting(split=(3, 5), microbatches=8)
 EVEN = Setting(split=(4, 4), microbatches=8)
@@ -136,7 +136,7 @@ def prediction_of(latency_s):
     ],
 )
 def test_a_run_says_why_it_did_not_come_as_predicted(share, steady, said, disturbed, monkeypatch):
-    monkeypatch.setattr("debubble.tune.trial.STEADY", steady)
+    monkeypatch.setattr("debubble.annexes.tune.trial.STEADY", steady)
     reading = analyse_recording(H200 / "1f1b_p2_m4")
     outcome = Outcome(kind=Kind.MEASURED, seconds=1.0, measurement=reading.measurement)
     took = reading.basis.batch_latency_ns / 1e9

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from debubble.annexes.tune.setting import Setting, read_template
 from debubble.errors import UsageError
 from debubble.plan.change import Change
-from debubble.tune.setting import Setting, read_template
 
 NOW = Setting(split=(2, 3, 2, 1), microbatches=8, schedule="interleaved-1f1b")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.tuning import bench_of
 
-from debubble.tune import trial
-from debubble.tune.setting import Template
-from debubble.tune.trial import Kind, run_trial
+from debubble.annexes.tune import trial
+from debubble.annexes.tune.setting import Template
+from debubble.annexes.tune.trial import Kind, run_trial
 
 NOBODY = "nobody"
 

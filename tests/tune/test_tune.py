@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from support.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
 
-from debubble.answers.tune import TuneAnswer, answer_tune
+from debubble.annexes.tune.trial import Kind
 from debubble.errors import TuneError, UsageError
 from debubble.measure.measurement import Environment
+from debubble.report.answers.tune import TuneAnswer, answer_tune
 from debubble.report.tune import tune_page
-from debubble.tune.trial import Kind
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def kinds(tuned):
 @pytest.fixture(scope="module", autouse=True)
 def _played_here():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("debubble.tune.trial.run_guarded", play_here)
+        patch.setattr("debubble.annexes.tune.trial.run_guarded", play_here)
         yield
 
 

@@ -15,10 +15,10 @@ from support.simulator.devices import Play
 from support.simulator.written_traces import Writing, write_run
 from support.traces.recordings import H200
 
+from debubble.annexes.watch import analyse as analysing
+from debubble.annexes.watch.analyse import Task, analyse
 from debubble.links.judge import SLOW
 from debubble.trace.source import DEFAULT_LIMITS
-from debubble.watch import analyse as analysing
-from debubble.watch.analyse import Task, analyse
 
 
 def told(files, **given):

@@ -6,8 +6,8 @@ from datetime import time
 
 import pytest
 
+from debubble.annexes.watch.config import read_config
 from debubble.errors import WatchError
-from debubble.watch.config import read_config
 
 SOURCE = '[[source]]\nname = "a"\nfolder = "/traces"\n'
 SERVER = SOURCE + 'server = "http://127.0.0.1:8000"\nkind = "vllm"\n'

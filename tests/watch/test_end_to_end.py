@@ -15,7 +15,7 @@ from support.services.console import REPOSITORY
 from support.services.free_port import free_port
 from support.services.watch_service import PATIENCE_S, Watching, write_config
 
-from debubble.watch.files import read_file
+from debubble.annexes.watch.files import read_file
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def serving(folder):
 def asking(url, tokens):
     words = ["clients=2", f"prompt={tokens}", "output=1", "seconds=600"]
     load = subprocess.Popen(
-        [sys.executable, "-m", "debubble.load", url, *words], stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "debubble.annexes.load", url, *words], stdout=subprocess.DEVNULL
     )
     try:
         yield

@@ -12,10 +12,10 @@ from msgspec.structs import fields
 from support.requirements import need_program
 from support.services.console import REPOSITORY
 
-from debubble.watch import config
-from debubble.watch.files import read_file
-from debubble.watch.judge import KINDS
-from debubble.watch.metrics import GAUGES
+from debubble.annexes.watch import config
+from debubble.annexes.watch.files import read_file
+from debubble.annexes.watch.judge import KINDS
+from debubble.annexes.watch.metrics import GAUGES
 
 METRIC = re.compile(r"\bdebubble_\w+")
 SUFFIX = re.compile(r"_(?:sum|count|bucket)$")

@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from support.measurements import sampled
 from support.services.watch_service import analysis
 
+from debubble.annexes.watch import tables
+from debubble.annexes.watch.analyse import Hop, Outcome
+from debubble.annexes.watch.journal import MOST_DEATHS, Journal
 from debubble.measure.store import Store
-from debubble.watch import tables
-from debubble.watch.analyse import Hop, Outcome
-from debubble.watch.journal import MOST_DEATHS, Journal
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ import pytest
 from support.measurements import sampled
 from support.services.watch_service import analysis
 
+from debubble.annexes.watch.analyse import PlannedChange
+from debubble.annexes.watch.config import Drift
+from debubble.annexes.watch.journal import Journal
+from debubble.annexes.watch.judge import Judge
 from debubble.measure.store import Store
-from debubble.watch.analyse import PlannedChange
-from debubble.watch.config import Drift
-from debubble.watch.journal import Journal
-from debubble.watch.judge import Judge
 
 SIZE = 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from support.services.watch_service import shown_pipeline
 
-from debubble.watch.analyse import Hop
-from debubble.watch.metrics import MOST_STAGES, Counts, write_metrics
+from debubble.annexes.watch.analyse import Hop
+from debubble.annexes.watch.metrics import MOST_STAGES, Counts, write_metrics
 
 SLOW = Hop(source="1", destination="2", wire_s=0.006, bytes_per_s=1.4e9,
            slow=True, efficiency=0.2, cost_s=0.027)  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from debubble.drift import REFERENCE
-from debubble.watch.mix import Mix, advance, decompose, moved, wandering
+from debubble.annexes.drift import REFERENCE
+from debubble.annexes.watch.mix import Mix, advance, decompose, moved, wandering
 
 
 def first_moved(captures):

@@ -9,11 +9,11 @@ from support.measurements import sampled
 from support.services.watch_service import analysis
 from support.traces.recordings import H200
 
+from debubble.annexes.watch.config import Source
+from debubble.annexes.watch.journal import Journal
+from debubble.annexes.watch.sources import prune
 from debubble.measure.store import Store
 from debubble.trace.source import DEFAULT_LIMITS
-from debubble.watch.config import Source
-from debubble.watch.journal import Journal
-from debubble.watch.sources import prune
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import sqlalchemy as sa
 from support.measurements import sampled
 from support.services.watch_service import analysis
 
+from debubble.annexes.watch.config import Config, Drift, Source
+from debubble.annexes.watch.journal import Journal
+from debubble.annexes.watch.judge import Judge
+from debubble.annexes.watch.metrics import Counts
+from debubble.annexes.watch.routes import Request, Routes
 from debubble.measure.store import Store
-from debubble.watch.config import Config, Drift, Source
-from debubble.watch.journal import Journal
-from debubble.watch.judge import Judge
-from debubble.watch.metrics import Counts
-from debubble.watch.routes import Request, Routes
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_store_that_is_full_is_not_ready_until_it_is_not(store, tmp_path, monk
 
     fill_up(store)
     monkeypatch.setattr(Journal, "check_writable", write_much)
-    monkeypatch.setattr("debubble.watch.routes._STORE_CHECK_S", 0.0)
+    monkeypatch.setattr("debubble.annexes.watch.routes._STORE_CHECK_S", 0.0)
     routes.check_store()
     answer = ask(routes)
     assert (answer.status, b"cannot be written" in answer.body) == (503, True)

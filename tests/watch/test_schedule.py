@@ -6,8 +6,8 @@ from datetime import datetime, time
 
 import pytest
 
-from debubble.watch.config import Trigger
-from debubble.watch.mix import (
+from debubble.annexes.watch.config import Trigger
+from debubble.annexes.watch.mix import (
     ServerMetrics,
     back_off,
     next_capture,

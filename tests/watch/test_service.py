@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from support.requirements import need_program
 from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
 
+from debubble.annexes.watch import tables
+from debubble.annexes.watch.analyse import Outcome
+from debubble.annexes.watch.journal import Journal
+from debubble.annexes.watch.routes import CONNECTIONS
+from debubble.annexes.watch.webhooks import Webhooks
 from debubble.measure.store import Store
-from debubble.watch import tables
-from debubble.watch.analyse import Outcome
-from debubble.watch.journal import Journal
-from debubble.watch.routes import CONNECTIONS
-from debubble.watch.webhooks import Webhooks
 
 pytestmark = pytest.mark.slow
 

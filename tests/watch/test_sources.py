@@ -9,12 +9,12 @@ import fsspec
 import pytest
 from support.traces.recordings import H200
 
+from debubble.annexes.watch.config import Source
+from debubble.annexes.watch.sources import Scanner, remove_capture
 from debubble.errors import RunNotFound
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.run import find_run, read_run
 from debubble.trace.source import DEFAULT_LIMITS
-from debubble.watch.config import Source
-from debubble.watch.sources import Scanner, remove_capture
 
 RUN = H200 / "1f1b_p2_m4"
 

@@ -267,7 +267,7 @@ def test_what_was_given_up_is_listed_and_tried_again(tmp_path):
 
 HEAPS = """
 import ctypes, threading
-from debubble.watch.supervise import share_one_heap
+from debubble.annexes.watch.supervise import share_one_heap
 if {shares}:
     share_one_heap()
 together = threading.Barrier(5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.watch.mix import parse_metrics, requests_between
+from debubble.annexes.watch.mix import parse_metrics, requests_between
 
 # SGLang's own bounds, the first of them.
 BOUNDS = (100, 300, 500, 700, 1000, 1500, 2000, 3000)

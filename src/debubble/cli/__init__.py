@@ -196,7 +196,7 @@ def asks_for_json(words: Sequence[str]) -> bool:
 def _end(error: DebubbleError, *, as_json: bool = False, code: int = EXIT_NO_ANSWER) -> NoReturn:
     """Say why there is no answer, to a program that waits for one object on stdout as well."""
     if as_json:
-        from debubble.answers.base import answer_error
+        from debubble.report.answers.base import answer_error
 
         with suppress(OSError):  # stdout itself may be what cannot be written
             click.echo(answer_error(error).to_json())

@@ -88,9 +88,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     Commas join captures of one setting. Results of load generators are compared, too.
     """
-    from debubble.answers.compare import answer_compare, compare_causes
     from debubble.measure.compare import DEFAULT_THRESHOLD, compare
     from debubble.measure.comparison import Verdict
+    from debubble.report.answers.compare import answer_compare, compare_causes
     from debubble.report.compare import compare_page
     from debubble.report.html.measured import compare_report
 
@@ -196,7 +196,7 @@ def read_predictions(file: str) -> tuple[Prediction, ...]:
     """Read what `debubble plan --json` wrote."""
     import msgspec
 
-    from debubble.answers.plan import PlanAnswer, predictions_of
+    from debubble.report.answers.plan import PlanAnswer, predictions_of
 
     try:
         return predictions_of(msgspec.json.decode(Path(file).read_bytes(), type=PlanAnswer))
@@ -241,9 +241,9 @@ def _measure(
     quiet: bool,
 ) -> _Side:
     """Take each word for traces, or for a name in the history where nothing is called so."""
-    from debubble.fleet.survey import Question
     from debubble.measure.load_results import measure_load, read_load_result
     from debubble.measure.measurement import join_measurements
+    from debubble.timeline.fleet.survey import Question
 
     measurements: list[Measurement] = []
     captures: list[Analysis] = []

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
-from debubble.demo.workload import (
+from debubble.annexes.demo.workload import (
     BEFORE,
     MOST_MICROBATCHES,
     SCHEDULES,
@@ -20,9 +19,17 @@ from debubble.demo.workload import (
     Workload,
     job_words,
 )
+from debubble.annexes.tune.run import (
+    Bench,
+    Improvement,
+    Setting,
+    Template,
+    clear_trial,
+    improve_once,
+)
+from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
 from debubble.errors import MissingExtra, UsageError
 from debubble.report.tune import demo_json, demo_page
-from debubble.tune.run import Bench, Improvement, Setting, Template, clear_trial, improve_once
 
 # Nobody looks on for longer.
 WITHIN_S = 55.0

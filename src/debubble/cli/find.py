@@ -33,8 +33,8 @@ from debubble.whole_file import write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.answers.find import FindAnswer
-    from debubble.answers.ledger import Tariff
+    from debubble.report.answers.find import FindAnswer
+    from debubble.report.answers.ledger import Tariff
     from debubble.report.text import Page
 
 
@@ -169,12 +169,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
-    from debubble.answers.find import answer_find
-    from debubble.answers.inspect import answer_no_pipeline, answer_ranks
-    from debubble.fleet.survey import NoPipelineIn, Question
+    from debubble.report.answers.find import answer_find
+    from debubble.report.answers.inspect import answer_no_pipeline, answer_ranks
     from debubble.report.find import find_page, no_pipeline_page
     from debubble.report.inspect import rank_table
-    from debubble.schedules import state_schedule
+    from debubble.timeline.fleet.survey import NoPipelineIn, Question
+    from debubble.timeline.schedules import state_schedule
 
     allowed = None if fail_over is None else parse_share(fail_over)
     pictures.check(as_json=bool(manners.as_json))

@@ -23,11 +23,11 @@ from debubble.errors import (
 from debubble.units import counted, printable, show_members, show_percent
 
 if TYPE_CHECKING:
-    from debubble.answers.base import AnswerWarning
     from debubble.links.judge import Verdict
     from debubble.measure.measurement import Measurement
     from debubble.measure.prediction import Prediction
     from debubble.measure.store import Store
+    from debubble.report.answers.base import AnswerWarning
     from debubble.timeline.figures import PipelineFigures
 
 

@@ -63,10 +63,10 @@ def add(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the run of TRACES and keep it."""
-    from debubble.answers.compare import answer_history
-    from debubble.fleet.survey import Question
     from debubble.measure.store import Record
+    from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_page
+    from debubble.timeline.fleet.survey import Question
 
     check_name(name)
     pairs = parse_tags(tags)
@@ -95,7 +95,7 @@ def list_all(*, store: str | None, manners: Manners) -> None:
 
 
 def _show_all(store: str | None, manners: Manners) -> None:
-    from debubble.answers.compare import answer_history
+    from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_page
 
     with opened(store, read_only=True) as history:
@@ -112,7 +112,7 @@ def _show_all(store: str | None, manners: Manners) -> None:
 @output_options
 def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
-    from debubble.answers.compare import answer_history
+    from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_page
 
     with opened(store, read_only=True) as history:
@@ -142,7 +142,7 @@ def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
 @store_option
 def export(*, as_csv: bool, store: str | None) -> None:
     """Write every sample of every measurement to stdout."""
-    from debubble.answers.compare import answer_history
+    from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_csv
 
     with opened(store, read_only=True) as history:

@@ -32,7 +32,7 @@ def command(
     TRACES are files, folders, globs or URLs: torch.profiler traces, Nsight Systems SQLite exports,
     op tables, or digests of any of them.
     """
-    from debubble.answers.inspect import answer_inspect
+    from debubble.report.answers.inspect import answer_inspect
     from debubble.report.inspect import inspect_page
 
     run = reader.read(traces, quiet=manners.quiet)

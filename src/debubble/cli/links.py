@@ -31,9 +31,9 @@ from debubble.trace.source import Limits, Source, expand
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.answers.base import Answer, AnswerWarning
     from debubble.links.hop_times import Hop
     from debubble.links.judge import LinkClass, Past, Verdict
+    from debubble.report.answers.base import Answer, AnswerWarning
     from debubble.report.text import Page
 
 
@@ -164,8 +164,8 @@ def read(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     from debubble.analysis import Wires
-    from debubble.fleet.survey import Question
     from debubble.links.wiring import read_history
+    from debubble.timeline.fleet.survey import Question
 
     limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
@@ -255,7 +255,7 @@ class _Answer:
 
 
 def _of_traces(analysis: Analysis, words: str) -> _Answer:
-    from debubble.answers.links import answer_links, verdicts_of
+    from debubble.report.answers.links import answer_links, verdicts_of
     from debubble.report.links import links_page
 
     found = answer_links(analysis)
@@ -279,9 +279,9 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
 
 
 def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
-    from debubble.answers.link_tests import answer_logs
     from debubble.links.logs.pairs import doubts_about, pairs_in
     from debubble.links.logs.read import read_log, read_text
+    from debubble.report.answers.link_tests import answer_logs
     from debubble.report.link_tests import logs_page
 
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
@@ -306,10 +306,10 @@ def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
 
 
 def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
-    from debubble.answers.link_tests import answer_live
     from debubble.links.live import judge_measured, read_measured
     from debubble.links.logs.read import read_text
     from debubble.links.wiring import read_topologies
+    from debubble.report.answers.link_tests import answer_live
     from debubble.report.link_tests import live_page
 
     if len(files) > 1:

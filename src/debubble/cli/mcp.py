@@ -23,7 +23,7 @@ def command(*, folders: tuple[Path, ...]) -> None:
     The Model Context Protocol over stdin and stdout. Tools read what is in FOLDERS, and no more.
     """
     try:
-        from debubble.mcp import serve_stdio
+        from debubble.annexes.mcp import serve_stdio
     except ModuleNotFoundError as missing:
         hint = "pip install 'debubble[mcp]'"
         raise MissingExtra("serving agents needs the package mcp", hint=hint) from missing

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import click
 
-from debubble.capture.around import run_command, say_end
-from debubble.capture.files import prepare_out
-from debubble.capture.settings import environment_for
-from debubble.cli.options import Manners, output_options, print_answer
-from debubble.errors import CaptureError, UsageError
-from debubble.meter.settings import (
+from debubble.annexes.meter.settings import (
     CAPTURE_EVERY_S,
     DEFAULT_OUT,
     KEPT_CAPTURES,
@@ -22,6 +17,11 @@ from debubble.meter.settings import (
     Settings,
     list_segments,
 )
+from debubble.capture.around import run_command, say_end
+from debubble.capture.files import prepare_out
+from debubble.capture.settings import environment_for
+from debubble.cli.options import Manners, output_options, print_answer
+from debubble.errors import CaptureError, UsageError
 from debubble.report.inspect import meter_json, meter_page
 from debubble.units import parse_period
 

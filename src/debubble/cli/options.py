@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from debubble.analysis import Analysis, Wires
-    from debubble.answers.base import Answer, AnswerWarning
-    from debubble.answers.ledger import Tariff
-    from debubble.fleet.survey import Means, Question
+    from debubble.report.answers.base import Answer, AnswerWarning
+    from debubble.report.answers.ledger import Tariff
     from debubble.report.html.page import Report
     from debubble.report.text import Page
+    from debubble.timeline.fleet.survey import Means, Question
     from debubble.trace.engine import Progress
     from debubble.trace.run import Run, RunFiles
 
@@ -136,7 +136,7 @@ def typed(options: Mapping[str, object]) -> str:
 
 
 def _read_tariff(*, price: str | None, power: str | None) -> Tariff:
-    from debubble.answers.ledger import Tariff
+    from debubble.report.answers.ledger import Tariff
 
     amount, currency = (None, "") if price is None else parse_price(price)
     watts = None if power is None else parse_watts(power)
@@ -213,7 +213,7 @@ def print_answer(
 
     With `aside` a person finds it on stderr: stdout is for something else.
     """
-    from debubble.answers.base import Answer, json_text
+    from debubble.report.answers.base import Answer, json_text
 
     if manners.as_json and manners.markdown:
         raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
@@ -221,7 +221,7 @@ def print_answer(
         data = answer.to_dict() if isinstance(answer, Answer) else answer
         if manners.as_json == "brief" and isinstance(answer, Answer):
             # It knows the answers of all verbs, and all that they know.
-            from debubble.answers.brief import brief_of
+            from debubble.report.answers.brief import brief_of
 
             data = brief_of(answer, _commands_for_programs(page.next_command))
         click.echo(json_text(data, compact=manners.as_json == "brief"))
@@ -314,7 +314,7 @@ class Reader:
 
     def read(self, places: Sequence[str], *, quiet: bool) -> Run:
         """Read one capture for what it holds, with progress."""
-        from debubble.fleet.survey import inspect_run
+        from debubble.timeline.fleet.survey import inspect_run
 
         found = self._find(places)
         with ending_cleanly(), progress("reading", quiet=quiet) as show:
@@ -350,8 +350,8 @@ class Reader:
         return found if self.capture else warn_of_unread(places, found)
 
     def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
-        from debubble.cluster import engine_at
-        from debubble.fleet.survey import Means
+        from debubble.annexes.cluster import engine_at
+        from debubble.timeline.fleet.survey import Means
         from debubble.trace.digest.content import place_digests
 
         digests = None

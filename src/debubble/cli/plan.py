@@ -54,15 +54,15 @@ from debubble.whole_file import write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.answers.base import AnswerWarning
-    from debubble.answers.change import Tokens
-    from debubble.answers.ledger import Tariff
-    from debubble.answers.plan import EmitPart, PlanAnswer
-    from debubble.answers.server_plan import ServerQuestion
     from debubble.plan.change import Hold
     from debubble.plan.kv_cache import Cache
     from debubble.plan.order_search import OrderSearch
     from debubble.plan.plan import Plan
+    from debubble.report.answers.base import AnswerWarning
+    from debubble.report.answers.change import Tokens
+    from debubble.report.answers.ledger import Tariff
+    from debubble.report.answers.plan import EmitPart, PlanAnswer
+    from debubble.report.answers.server_plan import ServerQuestion
 
 
 # An order of passes by itself, and what its file is called unless it is named.
@@ -187,8 +187,8 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     picture: Path | None,
 ) -> None:
     """Rank what could be changed in a server that was captured."""
-    from debubble.answers.server_plan import answer_server_plan
     from debubble.plan.emit import SERVERS
+    from debubble.report.answers.server_plan import answer_server_plan
     from debubble.report.html.plan import server_plan_report
     from debubble.report.html.views import pipelines_shown
     from debubble.report.plan import server_plan_page
@@ -313,8 +313,13 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
-    from debubble.answers.plan import ANY, answer_plan, predictions_of, refuse_unknown_frameworks
     from debubble.plan.emit import EMITTERS
+    from debubble.report.answers.plan import (
+        ANY,
+        answer_plan,
+        predictions_of,
+        refuse_unknown_frameworks,
+    )
     from debubble.report.html.plan import plan_report, planned_view
     from debubble.report.html.views import PipelineView
     from debubble.report.plan import plan_page

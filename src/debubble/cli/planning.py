@@ -13,8 +13,8 @@ from debubble.errors import UsageError
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.answers.change import Tokens
-    from debubble.answers.server_plan import ServerQuestion
+    from debubble.report.answers.change import Tokens
+    from debubble.report.answers.server_plan import ServerQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +33,8 @@ def analyse_both(
     files: Traces, schedule: str | None, *, quiet: bool
 ) -> tuple[Analysis, Analysis | None]:
     """Read the run, whose schedule may be stated, and the other one of its model, if any."""
-    from debubble.fleet.survey import Question
-    from debubble.schedules import SCHEDULES, state_schedule
+    from debubble.timeline.fleet.survey import Question
+    from debubble.timeline.schedules import SCHEDULES, state_schedule
 
     statement = None if schedule is None else state_schedule(schedule)
     if statement is not None and statement.order is not None:
@@ -86,7 +86,7 @@ def token_options(asked: str) -> Decorator:
 def _make_tokens(
     *, tokens: str | None, tokens_measured: int | None, also_tokens: int | None
 ) -> Tokens:
-    from debubble.answers.change import Tokens
+    from debubble.report.answers.change import Tokens
 
     return Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
 
@@ -149,7 +149,7 @@ class ServerOptions:
         prompts: str | None = None,
     ) -> ServerQuestion:
         """Return what is asked."""
-        from debubble.answers.server_plan import ServerQuestion, read_stated_load
+        from debubble.report.answers.server_plan import ServerQuestion, read_stated_load
 
         return ServerQuestion(
             load=None if self.load is None else read_stated_load(self.load),

@@ -14,7 +14,17 @@ from typing import Any
 
 import click
 
-from debubble.answers.probe import answer_probe
+from debubble.annexes.probe.pipeline import (
+    SCHEMA,
+    Pipelines,
+    Probe,
+    Setting,
+    Wire,
+    read_probe,
+    wire_of,
+    wire_of_messages,
+)
+from debubble.annexes.probe.pipeline import write_table as table_of
 from debubble.cli.options import (
     Manners,
     gathered,
@@ -25,17 +35,7 @@ from debubble.cli.options import (
 )
 from debubble.errors import MissingExtra, UsageError
 from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
-from debubble.probe.pipeline import (
-    SCHEMA,
-    Pipelines,
-    Probe,
-    Setting,
-    Wire,
-    read_probe,
-    wire_of,
-    wire_of_messages,
-)
-from debubble.probe.pipeline import write_table as table_of
+from debubble.report.answers.probe import answer_probe
 from debubble.report.probe import probe_page
 from debubble.units import parse_duration, parse_memory, parse_rate
 from debubble.whole_file import write_file
@@ -236,7 +236,7 @@ def _time(model: str, words: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "probe.json"
         # -P: what lies in the folder of the call is no module of ours.
-        command = [sys.executable, "-P", "-m", "debubble.probe.device", model]
+        command = [sys.executable, "-P", "-m", "debubble.annexes.probe.device", model]
         command += ["--out", str(out), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:

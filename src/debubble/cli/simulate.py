@@ -42,11 +42,11 @@ from debubble.whole_file import write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.answers.change import Tokens
-    from debubble.answers.simulate import Request
     from debubble.plan.change import Hold
-    from debubble.schedules import Order, Statement
+    from debubble.report.answers.change import Tokens
+    from debubble.report.answers.simulate import Request
     from debubble.simulate.hand_set import HandSetCosts
+    from debubble.timeline.schedules import Order, Statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class RunOptions:
 
     def read(self) -> Request:
         """Return what is asked for."""
-        from debubble.answers.simulate import Request
+        from debubble.report.answers.simulate import Request
 
         limit = self.memory_limit
         return Request(
@@ -128,7 +128,7 @@ def simulate_traces(
     files: Traces, said: RunOptions, server: ServerOptions, manners: Manners, *, draws: bool
 ) -> None:
     """Measure the run, change it, and say what it would take."""
-    from debubble.answers.simulate import answer_simulate, ask_run
+    from debubble.report.answers.simulate import answer_simulate, ask_run
     from debubble.report.lanes import draw_lanes
     from debubble.report.simulate import simulate_page
 
@@ -156,7 +156,7 @@ def _simulate_server(
     run: Analysis, said: RunOptions, server: ServerOptions, manners: Manners
 ) -> None:
     """Change a captured server, or what is asked of it, and say what it would do."""
-    from debubble.answers.server_plan import answer_server_simulate
+    from debubble.report.answers.server_plan import answer_server_simulate
     from debubble.report.plan import server_plan_page
 
     question = server.asks(
@@ -289,15 +289,15 @@ def simulate_by_hand(
     wanted: OrderOptions, by_hand: ByHand, manners: Manners, *, draws: bool
 ) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
-    from debubble.answers.simulate import answer_by_hand
-    from debubble.probe.pipeline import write_table
+    from debubble.annexes.probe.pipeline import write_table
+    from debubble.report.answers.simulate import answer_by_hand
     from debubble.report.lanes import draw_lanes
     from debubble.report.simulate import simulate_page
-    from debubble.schedules import state_schedule
     from debubble.simulate.as_timeline import as_timeline
     from debubble.simulate.communication import Communication
     from debubble.simulate.hand_set import run_order, settle_costs
     from debubble.timeline.figures import measure_pipeline
+    from debubble.timeline.schedules import state_schedule
 
     place = place_for(by_hand.table, force=by_hand.force)
     if by_hand.log is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from debubble.answers.tune import answer_dry_run, answer_tune
+from debubble.annexes.tune.run import Budget, Scope, Server, begin_anew, read_request
 from debubble.capture.server import KINDS
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS
 from debubble.cli.history import check_name
@@ -19,14 +19,14 @@ from debubble.errors import MissingExtra, UsageError
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.measure.store import Store, store_url
 from debubble.plan.change import Hold
+from debubble.report.answers.tune import answer_dry_run, answer_tune
 from debubble.report.tune import (
     dry_page,
     say_end,
     say_start,
     tune_page,
 )
-from debubble.schedules import SCHEDULES
-from debubble.tune.run import Budget, Scope, Server, begin_anew, read_request
+from debubble.timeline.schedules import SCHEDULES
 from debubble.units import parse_duration, parse_memory, parse_share
 
 _A_LOAD = "vllm bench serve --base-url {url} … --save-result --save-detailed --result-dir {out}"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from debubble.answers.base import json_text
+from debubble.annexes.watch.run import FILES, check, read_file, retry, serve
 from debubble.cli.options import json_option
 from debubble.errors import UsageError, mask_secrets
+from debubble.report.answers.base import json_text
 from debubble.units import printable
-from debubble.watch.run import FILES, check, read_file, retry, serve
 
 config_option = click.option(
     "--config",

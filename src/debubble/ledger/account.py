@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.costs.passes import PassCosts, collectives_of
 from debubble.ledger.causes import CAUSES, NUMBER_OF, Cause, RootKind, Stretch
 from debubble.ledger.model import Account
 from debubble.links.hop_times import ExpectedTimes
+from debubble.simulate.costs.passes import PassCosts, collectives_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I64, Flags, Intervals, RankTimeline, split, without
 

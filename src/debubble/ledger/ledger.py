@@ -10,15 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from debubble.costs.passes import (
-    PassCosts,
-    collectives_of,
-    data_parallel_of,
-    fit_passes,
-    inside_passes,
-    measure_passes,
-)
-from debubble.costs.uneven_data import even_times
 from debubble.errors import Code, Gap
 from debubble.ledger.account import account_step
 from debubble.ledger.causes import CAUSES, OF_KERNELS_AND_HOSTS, REMEDIES, Cause
@@ -33,6 +24,15 @@ from debubble.ledger.savings import (
 )
 from debubble.links.hop_times import Hop, expect_wire
 from debubble.links.judge import wires_between
+from debubble.simulate.costs.passes import (
+    PassCosts,
+    collectives_of,
+    data_parallel_of,
+    fit_passes,
+    inside_passes,
+    measure_passes,
+)
+from debubble.simulate.costs.uneven_data import even_times
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline

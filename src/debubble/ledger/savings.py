@@ -11,9 +11,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from debubble.costs.passes import PassCosts, trailing_activity
-from debubble.costs.wire_pools import SLOW
 from debubble.links.hop_times import ExpectedTimes
+from debubble.simulate.costs.passes import PassCosts, trailing_activity
+from debubble.simulate.costs.wire_pools import SLOW
 from debubble.simulate.engine import Engine, run_shared
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.costs.wire_pools import BOTH_OVER_ONE, BUFFERED_BYTES, SLOW
+from debubble.simulate.costs.wire_pools import BOTH_OVER_ONE, BUFFERED_BYTES, SLOW
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import F64, I64, Flags, Timeline, Transfers, rows_by_hop

@@ -14,7 +14,6 @@ from enum import StrEnum
 
 import numpy as np
 
-from debubble.costs.wire_pools import SLOW
 from debubble.errors import UsageError
 from debubble.links.hop_times import (
     FEWEST,
@@ -24,6 +23,7 @@ from debubble.links.hop_times import (
     middle_of_others,
     usual_of_others,
 )
+from debubble.simulate.costs.wire_pools import SLOW
 from debubble.timeline.model import F64, RankTimeline, may_share
 
 

@@ -30,7 +30,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from debubble.costs.wire_pools import SLOW
 from debubble.errors import LinkTestError, LogError, MissingExtra, UsageError
 from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
@@ -42,6 +41,7 @@ from debubble.links.judge import (
     judge_ratio,
     judge_time,
 )
+from debubble.simulate.costs.wire_pools import SLOW
 from debubble.units import NS_PER_S
 
 SCHEMA = "debubble.links.measured/1"

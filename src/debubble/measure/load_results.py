@@ -1,8 +1,8 @@
 """What a load generator wrote in → what users of a server saw.
 
-The JSON of `vllm bench serve --save-result` (`debubble.load` writes the same), guidellm and aiperf.
-With its requests one by one in it (`--save-detailed`, guidellm), each request is a sample; a
-summary is one sample of each figure, and it takes several runs to tell a change from noise.
+The JSON of `vllm bench serve --save-result` (`debubble.annexes.load` writes the same), guidellm and
+aiperf. With its requests one by one in it (`--save-detailed`, guidellm), each request is a sample;
+a summary is one sample of each figure, and it takes several runs to tell a change from noise.
 """
 
 from __future__ import annotations

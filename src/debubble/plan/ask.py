@@ -9,13 +9,13 @@ import numpy as np
 from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, predict_idea, weigh
-from debubble.schedules import Order
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
 from debubble.simulate.predict import Prediction
 from debubble.simulate.program import NEVER_NS, Times
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import F64, I64, Flags, PassKind, Timeline
+from debubble.timeline.schedules import Order
 
 # The lever of a what-if that changes nothing.
 _NOTHING = "nothing"

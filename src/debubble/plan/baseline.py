@@ -9,19 +9,10 @@ from itertools import chain
 from math import exp, log
 from operator import attrgetter
 
-from debubble.costs.memory import (
-    MemoryCosts,
-    MemoryRun,
-    PeakMemory,
-    fit_memory,
-    memory_run,
-    predict_peaks,
-)
 from debubble.errors import NoFit, UsageError
 from debubble.ledger.hop_health import LinkHealth, judge_links
 from debubble.links.hop_times import Hop
 from debubble.plan.change import Change, Setting
-from debubble.schedules import SCHEDULES, Order, count_stages, order_of
 from debubble.simulate.communication import (
     MADE_UP,
     TOGETHER,
@@ -29,6 +20,14 @@ from debubble.simulate.communication import (
     beside_compute,
     possible_ways,
     usual_communication,
+)
+from debubble.simulate.costs.memory import (
+    MemoryCosts,
+    MemoryRun,
+    PeakMemory,
+    fit_memory,
+    memory_run,
+    predict_peaks,
 )
 from debubble.simulate.engine import Engine
 from debubble.simulate.planned import planned_engine
@@ -38,6 +37,7 @@ from debubble.simulate.source import PooledSource, Source, measure_source, pool_
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import Basis, RunBasis
 from debubble.timeline.model import PassKind, RankTimeline, Timeline, ranks_a_device, surely_share
+from debubble.timeline.schedules import SCHEDULES, Order, count_stages, order_of
 from debubble.units import NS_PER_S, counted, show_count, show_duration, show_percent
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.

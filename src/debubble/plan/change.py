@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from debubble.schedules import Order
+from debubble.timeline.schedules import Order
 
 Hold = Literal["microbatch", "batch"]
 """What stays as it is when the number of microbatches changes: the size of each, or of all."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from debubble.errors import UsageError
 from debubble.plan.baseline import Baseline
 from debubble.plan.option import Idea
-from debubble.schedules import Order
+from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S
 
 Hop = tuple[int, int]

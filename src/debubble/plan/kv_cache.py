@@ -13,15 +13,15 @@ from math import floor
 
 import numpy as np
 
-from debubble.costs.memory import MemoryCosts
 from debubble.errors import NoSplitFits, UsageError
 from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
 from debubble.plan.split import best_split
 from debubble.plan.split_problem import SplitMemory, split_memory
-from debubble.schedules import Order
+from debubble.simulate.costs.memory import MemoryCosts
 from debubble.timeline.model import F64, Flags
+from debubble.timeline.schedules import Order
 from debubble.units import show_count
 
 # Of a device, what engines use unless they are told otherwise.

@@ -10,9 +10,9 @@ from math import hypot
 
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import SEARCHED, Change
-from debubble.schedules import Order
 from debubble.simulate.communication import runs
 from debubble.simulate.predict import Prediction, enough_draws, mean_lengths, predict
+from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S, show_bytes, show_percent
 
 # What buys less is not worth doing, whatever its interval.

@@ -15,19 +15,26 @@ from math import inf
 
 import numpy as np
 
-from debubble.costs.memory import recomputed
 from debubble.errors import UsageError
-from debubble.orders.messages import ONE_QUEUE, MessageCosts, window_of
-from debubble.orders.pipeline import Pipeline, Rows, StageCosts, Times
-from debubble.orders.search import BestOrder, Search
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
-from debubble.schedules import Action, Order, Placement, Shape, candidate_orders, place_stages
-from debubble.schedules.named import Kind
+from debubble.plan.orders.messages import ONE_QUEUE, MessageCosts, window_of
+from debubble.plan.orders.pipeline import Pipeline, Rows, StageCosts, Times
+from debubble.plan.orders.search import BestOrder, Search
+from debubble.simulate.costs.memory import recomputed
 from debubble.simulate.predict import mean_lengths
 from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import (
+    Action,
+    Order,
+    Placement,
+    Shape,
+    candidate_orders,
+    place_stages,
+)
+from debubble.timeline.schedules.named import Kind
 from debubble.units import NS_PER_S
 
 # Of every way to place and cut stages so many quick rounds, before the best of them goes on.

@@ -21,7 +21,6 @@ from math import comb
 
 import numpy as np
 
-from debubble.costs.passes import PassModel
 from debubble.errors import NoSplitFits, UsageError
 from debubble.plan.baseline import Baseline, even_split, stages_of
 from debubble.plan.change import Change
@@ -43,6 +42,7 @@ from debubble.plan.split_problem import (
     split_problem,
     turns_of,
 )
+from debubble.simulate.costs.passes import PassModel
 from debubble.simulate.predict import data_ns, extra_layers, mean_lengths, usual_factor
 from debubble.timeline.model import F64, I64, PassKind
 from debubble.units import NS_PER_S, show_bytes

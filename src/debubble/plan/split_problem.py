@@ -16,10 +16,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.costs.memory import MemoryCosts, predict_peaks
 from debubble.errors import UsageError
-from debubble.schedules import Order, hold
+from debubble.simulate.costs.memory import MemoryCosts, predict_peaks
 from debubble.timeline.model import F64, I64
+from debubble.timeline.schedules import Order, hold
 
 Part = Literal["forward", "backward", "weight", "round_trip", "whole"]
 """Of the work of a microbatch: a field or property of `Work`."""

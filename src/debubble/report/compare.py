@@ -7,16 +7,16 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from debubble.answers.compare import (
+from debubble.measure.comparison import Verdict
+from debubble.measure.measurement import middle
+from debubble.measure.store import Record, created_at
+from debubble.report.answers.compare import (
     CompareAnswer,
     label_of,
     show_delta,
     show_figure,
     show_interval,
 )
-from debubble.measure.comparison import Verdict
-from debubble.measure.measurement import middle
-from debubble.measure.store import Record, created_at
 from debubble.report.text import Page, Table
 from debubble.timeline.job import Basis
 from debubble.units import (

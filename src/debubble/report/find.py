@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from debubble.answers.base import AnswerWarning
-from debubble.answers.change import say_basis
-from debubble.answers.find import (
+from debubble.ledger.causes import Cause
+from debubble.ledger.savings import ALL
+from debubble.ledger.verdict import MATTERS
+from debubble.report.answers.base import AnswerWarning
+from debubble.report.answers.change import say_basis
+from debubble.report.answers.find import (
     FindAnswer,
     FrameworkPart,
     PipelinePart,
     StagePart,
 )
-from debubble.answers.inspect import NoPipelineAnswer
-from debubble.answers.ledger import (
+from debubble.report.answers.inspect import NoPipelineAnswer
+from debubble.report.answers.ledger import (
     WITHOUT_TRACE,
     AccountPart,
     WaitedFor,
@@ -23,13 +26,10 @@ from debubble.answers.ledger import (
     worth_cells,
     worth_columns,
 )
-from debubble.answers.links import HopPart
-from debubble.answers.microbatches import say_microbatches
-from debubble.answers.replicas import ReplicasPart
-from debubble.answers.serving import HostPart
-from debubble.ledger.causes import Cause
-from debubble.ledger.savings import ALL
-from debubble.ledger.verdict import MATTERS
+from debubble.report.answers.links import HopPart
+from debubble.report.answers.microbatches import say_microbatches
+from debubble.report.answers.replicas import ReplicasPart
+from debubble.report.answers.serving import HostPart
 from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest, fold
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (

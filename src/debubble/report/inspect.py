@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from debubble.answers.inspect import InspectAnswer, RankPart
+from debubble.report.answers.inspect import InspectAnswer, RankPart
 from debubble.report.text import (
     FEW,
     Page,

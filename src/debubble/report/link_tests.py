@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.answers.link_tests import GB, say_live, say_logs, say_slow_hop
 from debubble.errors import Gap
 from debubble.links.live import HopTestResult, LiveHop
 from debubble.links.logs.model import (
@@ -19,6 +18,7 @@ from debubble.links.logs.model import (
     Topology,
 )
 from debubble.links.logs.pairs import PairResult
+from debubble.report.answers.link_tests import GB, say_live, say_logs, say_slow_hop
 from debubble.report.text import Page, Table
 from debubble.units import (
     UNKNOWN,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.answers.links import LinkPart, LinksAnswer
 from debubble.links.judge import Verdict
+from debubble.report.answers.links import LinkPart, LinksAnswer
 from debubble.report.text import (
     FEW,
     Page,

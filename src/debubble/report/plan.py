@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from debubble.answers.change import say_basis
-from debubble.answers.context_length import CachePart, LengthPart, least_left, name_length
-from debubble.answers.ledger import say_rates, worth_cells, worth_columns
-from debubble.answers.plan import PlanAnswer
-from debubble.answers.server_plan import ServerPlanAnswer
+from debubble.report.answers.change import say_basis
+from debubble.report.answers.context_length import CachePart, LengthPart, least_left, name_length
+from debubble.report.answers.ledger import say_rates, worth_cells, worth_columns
+from debubble.report.answers.plan import PlanAnswer
+from debubble.report.answers.server_plan import ServerPlanAnswer
 from debubble.report.text import FEW, Page, Table, refused_table
 from debubble.units import (
     counted,

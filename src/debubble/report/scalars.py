@@ -9,7 +9,7 @@ again draws a line.
 
 from __future__ import annotations
 
-from debubble.answers.find import FindAnswer
+from debubble.report.answers.find import FindAnswer
 
 
 def scalars(found: FindAnswer, prefix: str = "debubble") -> dict[str, float]:

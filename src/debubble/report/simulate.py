@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from debubble.answers.change import say_basis
-from debubble.answers.simulate import MeasuredPart, SimulateAnswer
+from debubble.report.answers.change import say_basis
+from debubble.report.answers.simulate import MeasuredPart, SimulateAnswer
 from debubble.report.text import Page, Table
 from debubble.simulate.hand_set import UNIT_NS
 from debubble.units import (

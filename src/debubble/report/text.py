@@ -21,8 +21,8 @@ from rich.text import Text
 from debubble.units import printable
 
 if TYPE_CHECKING:
-    from debubble.answers.base import AnswerWarning
     from debubble.errors import Gap
+    from debubble.report.answers.base import AnswerWarning
 
 
 # So many of anything are listed one by one.

@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from debubble.answers.base import list_warnings
-from debubble.answers.change import ChangePart, describe, describe_refused
-from debubble.answers.compare import answer_check, answer_compare, say_comparison
-from debubble.answers.find import answer_find
-from debubble.answers.tune import say_tuning
+from debubble.annexes.tune.journal import Expectation, Run
+from debubble.annexes.tune.loop import Tuning
+from debubble.annexes.tune.once import Improvement
+from debubble.annexes.tune.prospects import Prospects
+from debubble.annexes.tune.setting import Setting
+from debubble.annexes.tune.trial import Kind
 from debubble.ledger.causes import Cause
 from debubble.measure.measurement import Measurement, ServerSamples, middle
+from debubble.report.answers.base import list_warnings
+from debubble.report.answers.change import ChangePart, describe, describe_refused
+from debubble.report.answers.compare import answer_check, answer_compare, say_comparison
+from debubble.report.answers.find import answer_find
+from debubble.report.answers.tune import say_tuning
 from debubble.report.text import Page, Table, refused_table
 from debubble.timeline.job import Basis
-from debubble.tune.journal import Expectation, Run
-from debubble.tune.loop import Tuning
-from debubble.tune.once import Improvement
-from debubble.tune.prospects import Prospects
-from debubble.tune.setting import Setting
-from debubble.tune.trial import Kind
 from debubble.units import (
     NS_PER_S,
     UNKNOWN,

@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.schedules import Action, Order
-from debubble.schedules.named import cells_of
 from debubble.timeline.model import I64, PassKind
+from debubble.timeline.schedules import Action, Order
+from debubble.timeline.schedules.named import cells_of
 
 # Where there is no row or number.
 NOTHING = -1

@@ -25,7 +25,7 @@ from functools import cached_property
 
 import numpy as np
 
-from debubble.costs.passes import count_before, trailing_activity
+from debubble.simulate.costs.passes import count_before, trailing_activity
 from debubble.simulate.lengths import several_partners
 from debubble.simulate.program import (
     NEVER_NS,

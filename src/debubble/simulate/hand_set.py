@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from debubble.errors import UsageError
-from debubble.schedules import Order
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
 from debubble.timeline.model import I32, I64, Flags, PassKind
+from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S, counted
 
 UNIT_NS = 1_000_000

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.costs.wire_pools import DRAIN_OVER_WIRE
+from debubble.simulate.costs.wire_pools import DRAIN_OVER_WIRE
 from debubble.simulate.program import NEVER_NS, Lengths, MessageTable, Program, Times, in_exchange
 from debubble.timeline.model import I32, I64, U8, Flags, Intervals
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.costs.passes import data_parallel_of
+from debubble.simulate.costs.passes import data_parallel_of
 from debubble.simulate.lengths import SeenLengths, measure_lengths
 from debubble.simulate.program import (
     NEVER_NS,

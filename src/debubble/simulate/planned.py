@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from debubble.schedules import Order
 from debubble.simulate.communication import (
     ONE_BY_ONE,
     Communication,
@@ -32,6 +31,7 @@ from debubble.simulate.program import (
     in_exchange,
 )
 from debubble.timeline.model import I64, PassKind
+from debubble.timeline.schedules import Order
 
 # Which way a pass goes; weight gradients go nowhere.
 _WAY = {PassKind.F: 1, PassKind.B: 2, PassKind.I: 2, PassKind.W: 0}

@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.costs.passes import (
+from debubble.errors import UsageError
+from debubble.simulate.communication import BESIDE_COMPUTE, Communication
+from debubble.simulate.costs.passes import (
     WHOLE,
     PassModel,
     share_under,
@@ -23,15 +25,13 @@ from debubble.costs.passes import (
     time_under,
     trailing_activity,
 )
-from debubble.costs.wire_pools import BUFFERED_BYTES, CROWDED, SlowHop, crowded
-from debubble.errors import UsageError
-from debubble.schedules import Order
-from debubble.simulate.communication import BESIDE_COMPUTE, Communication
+from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, CROWDED, SlowHop, crowded
 from debubble.simulate.engine import Engine, in_a_pass
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.program import NEVER_NS, Lengths, Program, Times
 from debubble.simulate.source import OF_MEDIAN, Source, moment_of
 from debubble.timeline.model import F64, Flags, PassKind
+from debubble.timeline.schedules import Order
 
 # Input and weight gradients apart take so much more than together: measured.
 _SPLIT_COSTS = 1.05

@@ -13,7 +13,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from debubble.costs.passes import (
+from debubble.errors import Code, Gap, UsageError
+from debubble.simulate.costs.passes import (
     Kind,
     PassModel,
     data_parallel_of,
@@ -22,8 +23,7 @@ from debubble.costs.passes import (
     grow_by_two_runs,
     inside_passes,
 )
-from debubble.costs.wire_pools import Hop, WirePools, join_pools, pool_wires
-from debubble.errors import Code, Gap, UsageError
+from debubble.simulate.costs.wire_pools import Hop, WirePools, join_pools, pool_wires
 from debubble.simulate.engine import in_a_pass
 from debubble.simulate.lengths import batch_gaps, pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import cycle
 
-from debubble.schedules import Action, Order
-from debubble.schedules.named import cells_of
+from debubble.timeline.schedules import Action, Order
+from debubble.timeline.schedules.named import cells_of
 
 
 def bubble_fraction(p: int, m: int) -> float:

@@ -11,7 +11,6 @@ from statistics import median
 import numpy as np
 
 from debubble.errors import Code, Gap, UsageError
-from debubble.schedules import Action, Order, Statement, candidate_orders
 from debubble.timeline.bubble import (
     Shape,
     StreamFigures,
@@ -32,6 +31,7 @@ from debubble.timeline.model import (
     Timeline,
     UnmatchedMessages,
 )
+from debubble.timeline.schedules import Action, Order, Statement, candidate_orders
 from debubble.timeline.steps import SkippedStep, choose_steps, numbered, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.units import counted, show_count, show_ranks

@@ -43,8 +43,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from debubble.schedules import Action, Order, Shape, candidate_orders, place_stages
 from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
+from debubble.timeline.schedules import Action, Order, Shape, candidate_orders, place_stages
 from debubble.timeline.work import Messages, Work
 from debubble.trace.columns import RankTrace
 

@@ -1,7 +1,7 @@
 """A task and files in → what came of each, also where a worker dies.
 
 Work goes to a `concurrent.futures.Executor`: processes of this machine, where the files are worth
-them, or whatever an engine lends; `debubble.cluster` lends the workers of a Dask cluster.
+them, or whatever an engine lends; `debubble.annexes.cluster` lends the workers of a Dask cluster.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.emit.aim import aim_of
-from debubble.schedules import format_order, order_of
+from debubble.timeline.schedules import format_order, order_of
 
 RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
 

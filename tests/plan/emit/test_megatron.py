@@ -14,7 +14,7 @@ from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
 from debubble.plan.emit.megatron import write_layout
-from debubble.schedules import order_of
+from debubble.timeline.schedules import order_of
 
 RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
 VIRTUAL = Setting(ranks=4, layers=32, microbatches=8, schedule="interleaved-1f1b", chunks=2)

@@ -8,7 +8,7 @@ from debubble.errors import CannotBeTold, UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
 from debubble.plan.emit.order_file import order_text
-from debubble.schedules import format_order, order_of, parse_order
+from debubble.timeline.schedules import format_order, order_of, parse_order
 
 RUN = Setting(ranks=4, microbatches=8, schedule="1f1b")
 

@@ -16,7 +16,7 @@ from support.requirements import need_package
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
-from debubble.schedules import format_order, order_of
+from debubble.timeline.schedules import format_order, order_of
 
 RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
 NAMED = ["gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zb", "zbv", "dualpipe-v"]

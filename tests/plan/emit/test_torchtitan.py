@@ -10,7 +10,7 @@ from support.emitted_text import comments_of, flags_of, paste_flags, setting_for
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
-from debubble.schedules import format_order, order_of
+from debubble.timeline.schedules import format_order, order_of
 
 DIALECTS = {
     "torchtitan@0.2.2": ("--parallelism.module_fqns_per_model_part", "output"),

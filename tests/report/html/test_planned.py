@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from support.timelines.engine_runs import planned_run
 
-from debubble.answers.plan import answer_of_plan
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
+from debubble.report.answers.plan import answer_of_plan
 from debubble.report.html.plan import plan_report, planned_view
 from debubble.report.html.views import PipelineView
 from debubble.report.plan import plan_page

@@ -9,14 +9,14 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 
-from debubble.demo.workload import LOOPBACK, RunFiles, encode_workload
+from debubble.annexes.demo.workload import LOOPBACK, RunFiles, encode_workload
 
 # torch is imported once; each rank is a fork.
 PROGRAM = """
 import os, sys, traceback
 from pathlib import Path
-from debubble.demo.workload import RunFiles
-from debubble.demo.rank import run_rank
+from debubble.annexes.demo.workload import RunFiles
+from debubble.annexes.demo.rank import run_rank
 
 def run(rank):
     code = 1

@@ -14,10 +14,10 @@ import time
 
 from support.traces.recordings import H200
 
+from debubble.annexes.watch.analyse import Finding, Outcome, PlannedChange
+from debubble.annexes.watch.journal import CaptureRow
+from debubble.annexes.watch.views import capture_view
 from debubble.measure.measurement import Measurement
-from debubble.watch.analyse import Finding, Outcome, PlannedChange
-from debubble.watch.journal import CaptureRow
-from debubble.watch.views import capture_view
 
 # A guard against hanging, far above what a busy machine needs.
 PATIENCE_S = 120

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from debubble.costs.memory import MemoryRun, RankMemory
-from debubble.schedules import order_of
+from debubble.simulate.costs.memory import MemoryRun, RankMemory
+from debubble.timeline.schedules import order_of
 
 PARAMS, STATES, ACTIVATION, MESSAGE, WORK = 64.0, 3, 20.0, 4.0, 37.0
 # Inputs and targets, as large as messages.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from support.simulator.host_programs import Block, Kernel, Message
 
-from debubble.schedules import Action
+from debubble.timeline.schedules import Action
 
 RING_STREAM = 30
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.schedules import Action, order_of
+from debubble.timeline.schedules import Action, order_of
 
 MS, US = 1_000_000, 1_000
 # Of a stage of weight one. A full backward pass computes both gradients.

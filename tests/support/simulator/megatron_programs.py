@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from support.simulator.host_programs import Block, Kernel, Message, Programs
 
-from debubble.schedules import Action
+from debubble.timeline.schedules import Action
 
 
 class MegatronPrograms(Programs):

@@ -20,7 +20,7 @@ from support.simulator.devices import Play, RankStep
 from support.simulator.host_programs import MS, Block, Kernel, Setup
 from support.simulator.written_traces import Clock, Writing, write_run
 
-from debubble.fleet.survey import Means
+from debubble.timeline.fleet.survey import Means
 from debubble.timeline.model import CollectiveKind, RankCollectives
 from debubble.timeline.replicas import judge_replicas
 from debubble.trace.columns import Group

@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from debubble.plan.baseline import measure_baseline
-from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication, usual_communication
 from debubble.simulate.engine import Engine
@@ -19,6 +18,7 @@ from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import order_of
 
 MS = 1_000_000
 UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}

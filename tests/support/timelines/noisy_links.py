@@ -10,7 +10,6 @@ import numpy as np
 
 from debubble.ledger.hop_health import judge_links
 from debubble.links.wiring import Wiring
-from debubble.schedules import order_of
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import usual_communication
 from debubble.simulate.engine import Engine
@@ -20,6 +19,7 @@ from debubble.simulate.planned import plan_program
 from debubble.simulate.program import Times
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import order_of
 
 MS = 1_000_000
 SIZE = 8 * 1024**2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.schedules import order_of
-from debubble.schedules.finish import _needs, _result
+from debubble.timeline.schedules import order_of
+from debubble.timeline.schedules.finish import _needs, _result
 
 
 def in_turn(order):

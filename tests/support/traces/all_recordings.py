@@ -10,11 +10,11 @@ from support.traces.recordings import DATA, PUBLIC, SHARED
 
 import debubble
 from debubble.analysis import Analysis
-from debubble.answers.find import FindAnswer
-from debubble.answers.links import LinksAnswer
-from debubble.answers.plan import PlanAnswer
-from debubble.answers.server_plan import ServerPlanAnswer, ServerQuestion, answer_server_plan
 from debubble.errors import DebubbleError
+from debubble.report.answers.find import FindAnswer
+from debubble.report.answers.links import LinksAnswer
+from debubble.report.answers.plan import PlanAnswer
+from debubble.report.answers.server_plan import ServerPlanAnswer, ServerQuestion, answer_server_plan
 
 ROOT = SHARED.parent
 FOLDERS = (

@@ -9,8 +9,8 @@ from typing import Any
 
 from support.traces.all_recordings import Answers
 
-from debubble.answers.plan import PlanAnswer
-from debubble.answers.server_plan import ServerPlanAnswer
+from debubble.report.answers.plan import PlanAnswer
+from debubble.report.answers.server_plan import ServerPlanAnswer
 
 # Figures are exact on one machine; another one's arithmetic may differ in the last digits, and
 # what is counted from medians of draws by a draw.

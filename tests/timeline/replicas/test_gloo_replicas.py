@@ -10,8 +10,8 @@ from statistics import median
 import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
 
-from debubble.demo import Workload
-from debubble.demo.layers import read_truth
+from debubble.annexes.demo import Workload
+from debubble.annexes.demo.layers import read_truth
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.replicas import judge_run

@@ -50,7 +50,7 @@ def _is_here(entry: str) -> bool:
 _run_the_one_that_was_here()
 for _variable, _room, _done in (
     ("DEBUBBLE_CAPTURE", "debubble.capture.hooks", "captured"),
-    ("DEBUBBLE_METER", "debubble.meter.session", "metered"),
+    ("DEBUBBLE_METER", "debubble.annexes.meter.session", "metered"),
 ):
     try:
         if _variable in os.environ:

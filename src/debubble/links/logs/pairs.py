@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.costs.wire_pools import SLOW
 from debubble.errors import Code, Gap
 from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
 from debubble.links.judge import (
@@ -31,6 +30,7 @@ from debubble.links.logs.model import (
     NvlinkStatus,
 )
 from debubble.links.wiring import failing_links, inactive_links, rising_counters
+from debubble.simulate.costs.wire_pools import SLOW
 from debubble.timeline.model import F64
 from debubble.units import NS_PER_S, show_bytes
 

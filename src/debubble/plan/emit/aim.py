@@ -13,8 +13,8 @@ from math import gcd, prod
 from debubble.errors import CannotBeTold, UsageError
 from debubble.plan.baseline import even_split
 from debubble.plan.change import SEARCHED, Change, Setting
-from debubble.schedules import SCHEDULES, Order, Placement, placement_of, state_schedule
-from debubble.schedules.named import can_have_chunks
+from debubble.timeline.schedules import SCHEDULES, Order, Placement, placement_of, state_schedule
+from debubble.timeline.schedules.named import can_have_chunks
 from debubble.units import counted
 
 MICROBATCH_SIZE = "MICROBATCH_SIZE"

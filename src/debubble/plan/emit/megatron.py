@@ -24,7 +24,7 @@ from debubble.plan.emit.aim import (
     shell_product,
     shell_shrunk,
 )
-from debubble.schedules.named import count_rounds, round_size
+from debubble.timeline.schedules.named import count_rounds, round_size
 
 # Without overlap Megatron's interleaved schedule exchanges in pairs, which needs a third rank.
 _LEAST_RANKS_WITHOUT_OVERLAP = 3

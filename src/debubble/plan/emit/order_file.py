@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit.aim import aim_of, cannot, microbatches_of, schedule_of
-from debubble.schedules import Order, format_order, order_of, parse_order
 from debubble.simulate.communication import Post, Result, lower_for_runtime, wire_up
+from debubble.timeline.schedules import Order, format_order, order_of, parse_order
 
 
 def emit(change: Change, setting: Setting) -> str:

@@ -22,8 +22,8 @@ from debubble.plan.emit.aim import (
     schedule_of,
 )
 from debubble.plan.emit.order_file import say_order
-from debubble.schedules import SCHEDULES
-from debubble.schedules.named import count_rounds
+from debubble.timeline.schedules import SCHEDULES
+from debubble.timeline.schedules.named import count_rounds
 
 _NAME = "torch"
 # What comes first behind the layers: a last stage without any begins with it.

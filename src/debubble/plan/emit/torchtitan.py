@@ -23,7 +23,7 @@ from debubble.plan.emit.aim import (
 )
 from debubble.plan.emit.order_file import say_order
 from debubble.plan.emit.torch import splits_backward, torch_schedule
-from debubble.schedules import Shape, place_stages
+from debubble.timeline.schedules import Shape, place_stages
 
 _NAME = "torchtitan"
 _TOKENS = "TOKENS_PER_MICROBATCH"

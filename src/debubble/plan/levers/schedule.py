@@ -9,7 +9,7 @@ from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit.torch import TORCH_SCHEDULES
 from debubble.plan.lever import Lever, Refusal, Start
 from debubble.plan.option import Idea
-from debubble.schedules import SCHEDULES
+from debubble.timeline.schedules import SCHEDULES
 
 FROM_FILE = "torch runs it as an order of your own (CSV), through its runtime"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from debubble.answers.compare import LABELS, CompareAnswer, show_delta, show_figure
 from debubble.ledger.causes import CAUSES
 from debubble.links.hop_times import Hop
+from debubble.report.answers.compare import LABELS, CompareAnswer, show_delta, show_figure
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import (
     MOST_RANKS,

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from debubble.answers.plan import OptionPart, PlanAnswer
-from debubble.answers.server_plan import ServerPlanAnswer
 from debubble.plan.ask import ask
 from debubble.plan.plan import Plan
+from debubble.report.answers.plan import OptionPart, PlanAnswer
+from debubble.report.answers.server_plan import ServerPlanAnswer
 from debubble.report.html.measured import add_timeline
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import Pair, board_section, chart_section, pair_bars, safe

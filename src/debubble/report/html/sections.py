@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from debubble.answers.ledger import say_remedy
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import Saving
 from debubble.ledger.savings import ALL
 from debubble.links.hop_times import Hop
+from debubble.report.answers.ledger import say_remedy
 from debubble.report.html.palette import CAUSE_LOOKS, KINDS, Look, say_cause
 from debubble.report.palette import hatch_path
 from debubble.report.text import WORDS, Table

@@ -1,0 +1,449 @@
+"""A running job in → its op table, its figures, its captures; on the job's thread, and off it.
+
+On the job's thread: marks, and nothing else. Off it, in a thread that mostly sleeps: the reading of
+marks that are long past, files, metrics, loggers, the other ranks. Whatever fails, on either, is
+said once, and the meter is silent from there on; the job does not notice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from debubble.annexes.meter.figures import (
+    Figure,
+    RankFigures,
+    RankReport,
+    Straggler,
+    bubble_of,
+    find_straggler,
+    measure_step,
+)
+from debubble.annexes.meter.hooks import Hooks, find_place
+from debubble.annexes.meter.output import (
+    Segment,
+    Table,
+    scalar_logger,
+    scalars_of,
+    show_line,
+    show_metrics,
+    write_metrics,
+    write_segment,
+)
+from debubble.annexes.meter.record import Recorder, Step
+from debubble.annexes.meter.settings import CAPTURES, Settings
+from debubble.annexes.meter.trigger import (
+    Agreement,
+    LocalServer,
+    TriggeredCapture,
+    asked_by_file,
+    own_tables,
+)
+from debubble.capture.labels import Pipeline, find_pipeline
+from debubble.capture.session import describe, say
+from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
+
+_TOLD = "debubble/meter/told"
+# How often ranks tell each other, figures are written, and a line goes to the log.
+_TELL_S, _LINE_S = 1.0, 60.0
+# A job of thousands of ranks tells less often: all of them ask one store.
+_TELL_S_PER_RANK = 0.01
+_MEMORY_STEPS = 10
+# Segments that wait for a disk that is slower than the job; older ones are dropped.
+_MOST_SEGMENTS = 8
+_CLOSE_S = 5.0
+# Steps that wait to be read before the meter's thread is woken for them.
+_READ_STEPS = 16
+_LAST_LOOKS, _LAST_LOOK_S = 10, 0.01
+_log = logging.getLogger("debubble")
+
+
+class Meter:
+    """What `debubble.meter()` returns."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        logger: Any = None,
+        undo: ExitStack | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings = settings
+        self.problem: str | None = None
+        """Why the meter is silent, where it is."""
+        self._clock = clock
+        self._log_scalars = None if logger is None else scalar_logger(logger)
+        self._recorder = Recorder()
+        self._hooks = Hooks(self._recorder, self.fail)
+        self._pipeline = Pipeline()
+        self._pipeline_object: Any = None
+        self._job: RankOfJob | None = None
+        self._table: Table | None = None
+        self._own: RankFigures | None = None
+        self._agreement: Agreement | None = None
+        self._capture: TriggeredCapture | None = None
+        self._captures = 0
+        self._undisturbed = 0
+        self._memory = -1
+        self._device: int | None = None
+        self._told: dict[int, RankReport] = {}
+        self._segments: deque[Segment] = deque(maxlen=_MOST_SEGMENTS)
+        self._wanted = threading.Event()
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._off = False
+        self._undo = ExitStack() if undo is None else undo
+        self._thread: threading.Thread | None = None
+        self._server: LocalServer | None = None
+
+    def start(self) -> None:
+        """Stand around the job's functions from here on."""
+        try:
+            self._hooks.install()
+            self._undo.callback(self._hooks.remove)
+            atexit.register(self.close)
+            mine = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _silence(mine()))
+        except Exception as error:  # noqa: BLE001 (the job must run)
+            self.fail(error)
+
+    # What the job calls
+
+    def step(self) -> None:
+        """Say that a step ended, and the next begins. Found by itself where schedules run."""
+        if self._off:
+            return
+        try:
+            if self._job is None:
+                self._join()
+            self._recorder.beat()
+            if self._recorder.pending >= _READ_STEPS:
+                self._wake.set()
+            self._see_to_capture()
+        except Exception as error:  # noqa: BLE001 (the job must run)
+            self.fail(error)
+
+    def forward(self, stage: int, microbatch: int | None = None) -> AbstractContextManager[None]:
+        """Meter a forward pass of a loop of your own: `with meter.forward(stage): …`."""
+        return self._pass("F", stage, microbatch)
+
+    def backward(self, stage: int, microbatch: int | None = None) -> AbstractContextManager[None]:
+        """Meter a backward pass of a loop of your own."""
+        return self._pass("B", stage, microbatch)
+
+    def _pass(self, kind: str, stage: int, microbatch: int | None) -> AbstractContextManager[None]:
+        hooks, recorder, fail = self._hooks, self._recorder, self.fail
+
+        class Pass(AbstractContextManager[None]):
+            """A pass from its entry to its exit."""
+
+            row: Any = None
+
+            def __enter__(self) -> None:
+                try:
+                    self.row = hooks.begin_pass(kind, stage, microbatch)
+                except Exception as error:  # noqa: BLE001 (the pass must run)
+                    fail(error)
+
+            def __exit__(self, *_: object) -> None:
+                try:
+                    if self.row is not None:
+                        recorder.end(self.row)
+                except Exception as error:  # noqa: BLE001 (the pass has run)
+                    fail(error)
+
+        return Pass()
+
+    def straggler(self) -> Straggler | None:
+        """Tell which rank drags this one's pipeline, since when, by how much; never waits."""
+        try:
+            return find_straggler(self._of_pipeline())
+        except Exception as error:  # noqa: BLE001 (the job asked in good faith)
+            self.fail(error)
+            return None
+
+    def bubble(self) -> float | None:
+        """Return the bubble of this rank's pipeline, as far as its ranks have told."""
+        try:
+            told = self._of_pipeline()
+            place = self._hooks.place
+            complete = place is not None and len(told) == len(place.ranks)
+            return bubble_of(told) if complete else None
+        except Exception as error:  # noqa: BLE001 (the job asked in good faith)
+            self.fail(error)
+            return None
+
+    def capture_soon(self) -> None:
+        """Ask for a capture of a few steps, on all ranks, unless one was taken lately."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """Write what there is, and leave the job as it was before."""
+        try:
+            if not self._off:
+                self._close()
+            self._undo.close()
+            atexit.unregister(self.close)
+        except Exception as error:  # noqa: BLE001 (the job ends as it would)
+            self.fail(error)
+
+    # On the job's thread
+
+    def _close(self) -> None:
+        if self._job is not None:
+            self._recorder.beat()  # the last step ends here
+        if self._capture is not None:
+            self._capture.close()
+        self._stop.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
+        if self._thread is None or not self._thread.is_alive():
+            self._write_the_last()
+        self._fall_silent()
+
+    def _write_the_last(self) -> None:
+        """Give the device a moment to come to the end, and write what there is."""
+        for _ in range(_LAST_LOOKS):
+            self._read()
+            if not self._recorder.pending:
+                break
+            time.sleep(_LAST_LOOK_S)
+        last = self._table.close() if self._table is not None else None
+        if last is not None:
+            self._segments.append(last)
+        self._write_segments()
+
+    def look_at(self, pipeline: Any) -> None:
+        """Take a schedule for what it says of itself."""
+        if pipeline is None:
+            return
+        self._pipeline, self._pipeline_object = find_pipeline(pipeline), pipeline
+        self._hooks.place = find_place(getattr(self._pipeline.stages[0], "group", None))
+        self._hooks.stages.update(self._pipeline.held_stages)
+
+    def fail(self, error: Exception) -> None:
+        """Say once what went wrong, and be silent from here on.
+
+        What stands around the job's functions stays there and does nothing: the job may be inside.
+        """
+        if self._off:
+            return
+        self.problem = describe(error)
+        self._fall_silent()
+        say(f"the meter is silent from here on: {self.problem}")
+
+    def _fall_silent(self) -> None:
+        self._off = True
+        self._stop.set()
+        self._wake.set()
+        with suppress(Exception):
+            self._recorder.stop()
+
+    def _join(self) -> None:
+        """Find out who this is, once torch.distributed can tell."""
+        self._job = job = find_rank()
+        if self._hooks.place is None:
+            self._hooks.place = find_place(None)
+        self._table = Table(self.settings, job, self._pipeline)
+        self._own = RankFigures(rank=job.rank)
+        store = None
+        if dist.is_available() and dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
+        self._agreement = Agreement(store, job.world_size, self.settings.every_s)
+        if self.settings.port is not None:
+            self._server = LocalServer(
+                self.settings.port and self.settings.port + int(os.environ.get("LOCAL_RANK", "0")),
+                self.metrics,
+                self._say_straggler,
+                self._wanted.set,
+                lambda: own_tables(self.settings.out, job.rank),
+            )
+        if uses_cuda():
+            self._device = torch.cuda.current_device()
+        self._thread = threading.Thread(target=self._run, name="debubble-meter", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        """Take in the steps that the device, or the host, is past."""
+        for step in self._recorder.finished():
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        """Take in a step whose times are known."""
+        figures = measure_step(step)
+        if figures is None or self._table is None or self._own is None or self._job is None:
+            return
+        if step.number % _MEMORY_STEPS == 0 and not self._recorder.on_host:
+            self._memory = torch.cuda.max_memory_allocated()
+        place = self._hooks.place
+        done = self._table.add(step, 0 if place is None else place.pipeline, self._memory)
+        if done is not None:
+            self._segments.append(done)
+        disturbed = self._capture is not None or step.number < self._undisturbed
+        if self._own.take(figures, disturbed=disturbed) and self.settings.on_drift:
+            self._wanted.set()
+
+    def _see_to_capture(self) -> None:
+        """Begin a capture at the step that was agreed on, or go on with one."""
+        number, agreement = self._recorder.number, self._agreement
+        if self._capture is not None:
+            if not self._capture.step():
+                self._capture = None
+                self._undisturbed = number + 1
+            return
+        if agreement is None or agreement.step is None or number < agreement.step:
+            return
+        if number > agreement.step:
+            _log.warning("debubble meter: step %d was to be captured, and is past", agreement.step)
+        else:
+            self._capture = TriggeredCapture(
+                self.settings.out / CAPTURES,
+                self.settings.steps,
+                self.settings.captures,
+                self._pipeline_object,
+                number,
+            )
+            self._captures += 1
+        agreement.take()
+
+    # Off the job's thread
+
+    def _run(self) -> None:
+        next_look = next_told = next_line = self._clock()
+        next_line += _LINE_S
+        first = 0
+        try:
+            if self._device is not None:  # a thread begins on the first, and would open it
+                torch.cuda.set_device(self._device)
+            poll_s = self._agreement.poll_s if self._agreement is not None else _TELL_S
+            world_size = self._job.world_size if self._job is not None else 1
+            while not self._stop.is_set():
+                self._wake.wait(poll_s)
+                self._wake.clear()
+                self._read()
+                self._write_segments()
+                now = self._clock()
+                if now >= next_look:
+                    self._ask_and_listen()
+                    next_look = now + poll_s
+                if now >= next_told:
+                    self._tell()
+                    write_metrics(self.settings.out, self._rank, self.metrics())
+                    next_told = now + max(_TELL_S, world_size * _TELL_S_PER_RANK)
+                if now >= next_line:
+                    first = self._say_line(first)
+                    next_line = now + _LINE_S
+        except Exception as error:  # noqa: BLE001 (the job must run)
+            self.fail(error)
+        finally:
+            if self._server is not None:
+                self._server.close()
+
+    def _write_segments(self) -> None:
+        while self._segments:
+            write_segment(
+                self.settings.out, self._rank, self._segments.popleft(), self.settings.keep
+            )
+
+    def _ask_and_listen(self) -> None:
+        agreement, own = self._agreement, self._own
+        if agreement is None or own is None:
+            return
+        if asked_by_file(self.settings.out):
+            self._wanted.set()
+        if self._wanted.is_set() and self._capture is None:
+            self._wanted.clear()
+            step_s = own.recent[-1].step_ns / 1e9 if own.recent else 1.0
+            agreement.ask(self._recorder.number, step_s)
+        agreement.listen()
+
+    def _tell(self) -> None:
+        """Tell the other ranks of the pipeline, and hear what they told."""
+        told = None if self._own is None else self._own.tell()
+        if told is None:
+            return
+        self._told[told.rank] = told
+        place, store = self._hooks.place, None if self._agreement is None else self._agreement.store
+        if store is None or place is None:
+            return
+        store.set(f"{_TOLD}/{told.rank}", told.to_text())
+        for rank in place.ranks:
+            if rank != told.rank and store.check([f"{_TOLD}/{rank}"]):
+                self._told[rank] = RankReport.from_text(store.get(f"{_TOLD}/{rank}"))
+
+    def _say_line(self, first: int) -> int:
+        """Write the line of the log, and the scalars; return where the next begins."""
+        if self._own is None or not self._own.recent:
+            return first
+        last = self._own.recent[-1].number
+        place = self._hooks.place
+        figures = self._figures()
+        if place is None or place.rank == place.ranks[0]:
+            line = show_line(first, last, self.bubble(), figures, self.straggler())
+            _log.info("debubble meter: %s", line)
+        if self._log_scalars is not None:
+            try:
+                self._log_scalars(scalars_of(figures), last)
+            except Exception as error:  # noqa: BLE001 (a logger that fails is asked no more)
+                self._log_scalars = None
+                say(f"the meter's logger is asked no more: {describe(error)}")
+        return last + 1
+
+    def _figures(self) -> list[Figure]:
+        own = self._own
+        found = [] if own is None else own.figures()
+        bubble, straggler = self.bubble(), self.straggler()
+        if bubble is not None:
+            found.append(Figure("bubble_fraction", {}, bubble))
+        if straggler is not None:
+            rank = {"straggler": str(straggler.rank)}
+            found.append(Figure("straggler_slower_fraction", rank, straggler.slower_by))
+        if self._memory >= 0:
+            found.append(Figure("peak_memory_bytes", {}, float(self._memory)))
+        found += [
+            Figure("steps_total", {}, float(self._recorder.number)),
+            Figure("left_out_total", {}, float(self._recorder.left_out)),
+            Figure("captures_total", {}, float(self._captures)),
+        ]
+        return found
+
+    def metrics(self) -> str:
+        """Return the figures of this rank in the text format of Prometheus."""
+        place = self._hooks.place
+        labels = {"rank": str(self._rank), "pipeline": str(0 if place is None else place.pipeline)}
+        return show_metrics(self._figures(), labels)
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._job is None else self._job.rank
+
+    def _of_pipeline(self) -> list[RankReport]:
+        place = self._hooks.place
+        members = self._told if place is None else place.ranks
+        return [self._told[rank] for rank in sorted(members) if rank in self._told]
+
+    def _say_straggler(self) -> dict[str, Any] | None:
+        found = self.straggler()
+        return None if found is None else asdict(found)
+
+
+def _silence(meter: Meter | None) -> None:
+    """Leave a forked process alone: it is no rank, and has none of the meter's threads."""
+    if meter is not None:
+        meter._off = True  # noqa: SLF001 (of this module)
+        meter._recorder.stop()  # noqa: SLF001
+        atexit.unregister(meter.close)

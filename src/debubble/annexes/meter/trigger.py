@@ -1,0 +1,198 @@
+"""A rank that wants a capture in → the step at which all ranks begin one.
+
+Whoever asks first names a step that is far enough ahead for every rank to hear of it in time; all
+take that step. The ranks' own store of torch.distributed carries it, off the job's thread: no rank
+ever waits for another, and a rank that hears of it too late says so and takes no part.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from debubble.annexes.meter.settings import SEGMENT_NAME
+from debubble.capture.session import begin
+from debubble.capture.settings import Settings as CaptureSettings
+
+# In the meter's folder; whoever may write there may ask.
+REQUEST_FILE = "capture-now"
+_KEY = "debubble/meter/capture"
+# Ranks look every so often for what was agreed; a thousand of them less often.
+POLL_S = 0.25
+_POLL_S_PER_RANK = 0.001
+# Polls that may pass until all have looked, and steps on top: hosts run ahead of each other.
+_POLLS_AHEAD, _STEPS_AHEAD = 4, 4
+# A page of another site cannot send this without asking first, and is never answered.
+_HEADER = "X-Debubble"
+_LONGEST_PATH = 100
+
+
+class Agreement:
+    """Which step all ranks begin the next capture at."""
+
+    def __init__(self, store: Any, world_size: int, every_s: float) -> None:
+        self.store = store
+        """None in a job of one process."""
+        self.poll_s = max(POLL_S, world_size * _POLL_S_PER_RANK)
+        self.step: int | None = None
+        """Agreed, and not yet begun."""
+        self.count = 0
+        """Captures that were agreed on before."""
+        self._every_s = every_s
+        self._last_s = -math.inf
+
+    def ask(self, now: int, step_s: float, *, clock: Callable[[], float] = time.monotonic) -> bool:
+        """Name a step to the others, unless one is named or a capture was taken lately."""
+        if self.step is not None or clock() - self._last_s < self._every_s:
+            return False
+        ahead = _STEPS_AHEAD + math.ceil(_POLLS_AHEAD * self.poll_s / max(step_s, 1e-4))
+        self._settle(now + ahead, clock)
+        return True
+
+    def _settle(self, step: int, clock: Callable[[], float]) -> None:
+        if self.store is not None:
+            step = int(self.store.compare_set(f"{_KEY}/{self.count}", "", str(step)))
+        self.step, self._last_s = step, clock()
+
+    def listen(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Look whether another rank has named a step."""
+        if self.step is None and self.store is not None:
+            key = f"{_KEY}/{self.count}"
+            if self.store.check([key]):
+                self.step, self._last_s = int(self.store.get(key)), clock()
+
+    def take(self) -> None:
+        """Note that the capture was begun, or missed."""
+        self.step = None
+        self.count += 1
+
+
+class TriggeredCapture:
+    """A capture in a job that has run for a while; told each step until it is done."""
+
+    def __init__(self, out: Path, steps: int, keep: int, pipeline: Any, done: int) -> None:
+        settings = CaptureSettings(
+            steps=steps, wait=done, out=out, keep=keep, tags={"by": "debubble meter"}
+        )
+        self._session = begin(settings, pipeline, done=done)
+        self._session.__enter__()
+        self._left = settings.length + 1
+
+    def step(self) -> bool:
+        """Pass a step on; False once the capture is done."""
+        self._session.step()
+        self._left -= 1
+        if self._left > 0:
+            return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """End it, done or not."""
+        self._session.close()
+
+    @property
+    def problems(self) -> list[str]:
+        """What went wrong in it."""
+        return self._session.problems
+
+
+def asked_by_file(out: Path) -> bool:
+    """Tell whether somebody put the file there, and take it away: it asks once."""
+    file = out / REQUEST_FILE
+    if not file.exists():
+        return False
+    with suppress(OSError):  # another rank was quicker, and asks as well
+        file.unlink()
+    return True
+
+
+def own_tables(out: Path, rank: int) -> dict[str, Path]:
+    """Return this rank's op tables and what the job says of itself beside each, by their names."""
+    found = {}
+    for table in sorted(out.glob(f"*/rank{rank}.csv")):
+        if SEGMENT_NAME.match(table.parent.name):
+            for file in (table.with_name(f"{table.name}.debubble.json"), table):
+                found[f"{file.parent.name}/{file.name}"] = file
+    return found
+
+
+class LocalServer:
+    """Answers this machine alone: `GET /metrics`, `/straggler` and `/tables`, `POST /capture`."""
+
+    def __init__(
+        self,
+        port: int,
+        metrics: Callable[[], str],
+        straggler: Callable[[], dict[str, Any] | None],
+        ask: Callable[[], None],
+        tables: Callable[[], dict[str, Path]],
+    ) -> None:
+        def list_tables() -> str:
+            listed = [
+                {"name": name, "modified_ns": file.stat().st_mtime_ns}
+                for name, file in tables().items()
+            ]
+            return json.dumps(listed) + "\n"
+
+        pages: dict[str, tuple[Callable[[], str], str]] = {
+            "/metrics": (metrics, "text/plain; version=0.0.4; charset=utf-8"),
+            "/straggler": (lambda: json.dumps(straggler()) + "\n", "application/json"),
+            "/tables": (list_tables, "application/json"),
+        }
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = 5
+
+            def do_GET(self) -> None:
+                path = self.path[:_LONGEST_PATH]
+                if path in pages:
+                    make, kind = pages[path]
+                    self._answer(200, make(), kind)
+                elif (file := tables().get(path.removeprefix("/tables/"))) is not None:
+                    self._answer(200, file.read_text("utf-8"))
+                else:
+                    self._answer(404, "metrics, straggler, tables, capture\n")
+
+            def do_POST(self) -> None:
+                if self.path != "/capture":
+                    self._answer(404, "capture\n")
+                elif self.headers.get(_HEADER) is None:
+                    self._answer(403, f"send the header {_HEADER}: capture\n")
+                else:
+                    ask()
+                    self._answer(202, "asked\n")
+
+            def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
+                body = text.encode()
+                self.send_response(code)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                """Say nothing: the job's own output is its own."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="debubble-meter-http", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,187 @@
+"""A command in → one change of it, made and judged on a quiet machine: what the demo shows.
+
+A capture that something else on this machine disturbed is made anew, as long as there is time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from debubble.analysis import Analysis
+from debubble.annexes.tune.prospects import predict_option
+from debubble.annexes.tune.setting import Setting
+from debubble.annexes.tune.trial import (
+    LOG,
+    STEADY,
+    Bench,
+    clear_trial,
+    excess,
+    latencies_of,
+    run_trial,
+    whole_steps,
+)
+from debubble.errors import Code, Gap, MachineBusy, TuneError
+from debubble.measure.compare import compare
+from debubble.measure.comparison import Comparison, Verdict
+from debubble.measure.prediction import PredictionCheck, check_prediction
+from debubble.plan.lever import Permissions
+from debubble.plan.option import Option
+from debubble.plan.plan import Plan, make_plan
+from debubble.units import NS_PER_S, show_duration, show_percent, show_range
+
+# Far more than any run of it takes: then it hangs.
+_TIMEOUT_S = 180.0
+# What follows the first capture, against it: planning, and a batch that is longer.
+_REST_OVER_FIRST = 1.6
+# A stage that takes so much longer than the middle of the others stands out on any machine: the
+# noise of a pass is far less than half of it, and its median hardly moves.
+_STANDS_OUT = 1.5
+# Batches of one setting on a quiet machine are within a few percent of each other.
+_VARIES = 0.2
+_QUIETER = "close what else runs here, and try again"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Improvement:
+    """One change, and what came of it."""
+
+    before: Analysis
+    plan: Plan
+    option: Option
+    setting: Setting
+    after: Analysis
+    compared: Comparison
+    check: PredictionCheck
+    """What was predicted of it, and what came."""
+    longest: tuple[int, float]
+    """The stage that takes longest, and how many times the middle of the others, by medians."""
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What is to be said of the captures themselves."""
+        return tuple(
+            Gap(
+                code=Code.BUSY_MACHINE,
+                message=f"this machine was busy during the capture of {name}: passes took "
+                f"{show_percent(excess(reading))} longer than usual",
+                hint=_QUIETER,
+            )
+            for name, reading in (("before", self.before), ("after", self.after))
+            if excess(reading) > STEADY
+        )
+
+
+def improve_once(
+    bench: Bench, *, most_microbatches: int, seconds: float, on_step: Callable[[str], None]
+) -> Improvement:
+    """Capture the command as it is, apply the best split and count, capture that, compare.
+
+    Disturbed captures are made anew where all of it still ends within so many seconds. What is
+    left may be too disturbed to show anything: then that is said, and nothing else.
+    """
+    now, until_s = bench.template.now, time.monotonic() + seconds
+
+    def capture(setting: Setting, name: str, rest: float) -> Analysis:
+        """Run the command until the machine was left alone, or the time is up; keep the last run.
+
+        `rest` is how long what must follow takes, against the capture itself.
+        """
+        out = bench.folder / name
+        while True:
+            on_step(f"capturing {name}: {setting}")
+            began_s = time.monotonic()
+            token = secrets.token_hex(8)
+            outcome, reading = run_trial(
+                bench, setting, out=out, token=token, timeout_s=_TIMEOUT_S, cut_s=None
+            )
+            if reading is None:
+                raise TuneError(
+                    f"the run could not be measured: {outcome.message}",
+                    hint=f"its output is in {out / LOG}",
+                )
+            took_s = time.monotonic() - began_s
+            if excess(reading) <= STEADY or began_s + took_s * (2 + rest) > until_s:
+                return reading
+            on_step("this machine was busy with something else meanwhile: once more")
+            clear_trial(out)
+
+    before = capture(now, "before", _REST_OVER_FIRST)
+    on_step("planning")
+    baseline = before.baseline(layers=now.split)
+    plan = make_plan(
+        baseline,
+        before.timeline,
+        most_microbatches=most_microbatches,
+        allowed=Permissions(schedules=frozenset(), overlap=False, link=False, hold="microbatch"),
+    )
+    longest = longest_stage(before)
+    # Noise makes intervals wide; whether the option gains is seen when it is run.
+    option = next(iter((*plan.recommended, *plan.to_try)), None)
+    if option is None:
+        if _disturbed(before) or longest[1] > _STANDS_OUT:
+            raise _busy(f"stage {longest[0]} takes {longest[1]:.1f} times the others", before)
+        raise TuneError(
+            "nothing is predicted to gain", hint="give it fewer microbatches to begin with"
+        )
+    setting = now.after(option.change, len(now.split or ()))
+    if setting is None:
+        raise TuneError("the command cannot be told the change", hint="give it {split}")
+    after = capture(setting, "after", 0.0)
+    prediction = predict_option(plan, option, str(setting))
+    compared = compare(
+        replace(before.measurement, predicted=(prediction,)),
+        after.measurement,
+        change=prediction.words,
+    )
+    if compared.verdict is not Verdict.BETTER and (_disturbed(before) or _disturbed(after)):
+        raise _busy("what the change does cannot be told", before, after)
+    return Improvement(
+        before=before,
+        plan=plan,
+        option=option,
+        setting=setting,
+        after=after,
+        compared=compared,
+        check=check_prediction(prediction, before.measurement, after.measurement),
+        longest=longest,
+    )
+
+
+def _disturbed(reading: Analysis) -> bool:
+    batches = latencies_of(reading.measurement)
+    varies = bool(batches) and max(batches) - min(batches) > _VARIES * float(np.median(batches))
+    return varies or excess(reading) > STEADY
+
+
+def _busy(what: str, *readings: Analysis) -> MachineBusy:
+    """Say that this machine was busy, with what was seen of it."""
+    times = [length for reading in readings for length in latencies_of(reading.measurement)]
+    most = max(map(excess, readings))
+    took = show_range([length * NS_PER_S for length in times], show_duration)
+    return MachineBusy(
+        f"this machine was busy: {what}, passes took {show_percent(most)} longer than usual, "
+        f"batches {took}",
+        hint=_QUIETER,
+    )
+
+
+def longest_stage(reading: Analysis) -> tuple[int, float]:
+    """Return the stage whose passes take longest, and how many times the middle of the others.
+
+    By medians of each kind: single passes that something disturbed change nothing.
+    """
+    passes = whole_steps(reading)
+    took = (passes.end_ns - passes.start_ns).astype(np.float64)
+    stages: dict[int, float] = {}
+    for stage, kind in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T.tolist():
+        mine = (passes.stage == stage) & (passes.kind == kind)
+        stages[stage] = stages.get(stage, 0.0) + float(np.median(took[mine]))
+    longest = max(stages, key=lambda stage: stages[stage])
+    others = [length for stage, length in stages.items() if stage != longest]
+    middle = float(np.median(others)) if others else 0.0
+    return longest, stages[longest] / middle if middle else 1.0

@@ -1,0 +1,455 @@
+"""A server's command, its address and a load in → the setting that serves best, by serving it.
+
+A run is: the server started, waited for until it answers, put under the load, measured by what its
+users see, captured where its engine is known, and ended with all that came of it. The load is a
+command of the user's: `vllm bench serve`, guidellm, aiperf, or `python -m debubble.annexes.load`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from debubble.analysis import Analysis
+from debubble.annexes.tune.journal import Expectation, Run
+from debubble.annexes.tune.loop import Loop, Next
+from debubble.annexes.tune.prospects import Prospect, Prospects, is_hopeless
+from debubble.annexes.tune.setting import fill_words
+from debubble.annexes.tune.trial import (
+    LOG,
+    Bench,
+    Kind,
+    Outcome,
+    ProcessEnd,
+    guarded,
+    read_capture,
+    run_guarded,
+    say_failure,
+    stage_shares,
+)
+from debubble.capture.fetch import NoAnswer, Request, fetch
+from debubble.capture.files import prepare_out
+from debubble.capture.server import ServerOrder, capture_server
+from debubble.errors import DebubbleError, TuneError
+from debubble.measure.load_results import (
+    LoadResult,
+    measure_load,
+    parse_load_result,
+    read_load_result,
+)
+from debubble.plan.baseline import even_split
+from debubble.plan.serving import ServingSetting
+from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
+from debubble.serving.traffic import Traffic
+
+_Value = TypeVar("_Value")
+
+TRACES = "traces"
+"""In the folder of a run: what its ranks did."""
+RESULTS, LOAD_LOG = "load", "load.log"
+"""Likewise: what the load wrote of its users, and what it printed."""
+_POLL_S = 0.2
+_ASK_S = 5.0
+# Engines answer with a word, or with the names of their models.
+_LONGEST_WORD = 1 << 20
+_HTTP_OK, _HTTP_NOT_FOUND = 200, 404
+# Large models are read from a network's disks: many minutes.
+_READY_S = 1800.0
+# Long enough for some hundred batches, short enough for the file to be read; and as long before and
+# after, to see what the profiler costs.
+_CAPTURED_S, _AROUND_S = 2.0, 2.0
+# A load has come to its middle by then, whatever it does at its start.
+_MIDDLE_AT_MOST_S = 60.0
+# Of looks at a server now and then: below this, none waits for its turn.
+_SOME_WAIT = 0.5
+# More batches in flight than so many a stage have never been of use.
+_MOST_A_STAGE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where the server answers, what puts it under a load, and which engine it is."""
+
+    url: str
+    load: tuple[str, ...]
+    """Words of the load's command: {url} is the address, {out} a folder for its result."""
+    kind: str | None = None
+    """vllm or sglang, by which it is captured; None where it is not."""
+
+    def __str__(self) -> str:
+        return f"{self.url}: {' '.join(self.load)}"
+
+    def load_words(self, out: Path) -> tuple[str, ...]:
+        """Return the load's command, with its result to be written into a folder."""
+        return fill_words(self.load, {"url": self.url.rstrip("/"), "out": str(out.resolve())})
+
+    def answers(self) -> bool:
+        """Tell whether it is ready to serve."""
+        for route in ("health", "v1/models"):
+            page = Request(
+                url=f"{self.url.rstrip('/')}/{route}", patience_s=_ASK_S, most_bytes=_LONGEST_WORD
+            )
+            try:
+                status = fetch(page).status
+            except NoAnswer:
+                return False
+            if status != _HTTP_NOT_FOUND:
+                return status == _HTTP_OK
+        return False
+
+
+def run_load(server: Server, out: Path, *, token: str, timeout_s: float | None) -> LoadResult:
+    """Run the load's command to its end, and read what it wrote or printed."""
+    results, log = out / RESULTS, out / LOAD_LOG
+    prepare_out(results)
+    began = time.time()
+    ended = run_guarded(
+        server.load_words(results),
+        os.environ,
+        token=f"{token}.load",
+        log=log,
+        timeout_s=timeout_s,
+    )
+    if ended.code is None:
+        raise TuneError(f"the load was not through after {ended.seconds:.0f} s")
+    result = read_result(results, log, began)
+    if result is None:
+        words = say_failure(ended, log)[1] if ended.code else "it wrote no result"
+        raise TuneError(
+            f"the load measured nothing: {words}",
+            hint="vllm bench serve … --save-result --result-dir {out}; "
+            "guidellm benchmark … --output-dir {out}; aiperf profile … --artifact-dir {out}",
+        )
+    return result
+
+
+def read_result(results: Path, log: Path, since_s: float = 0.0) -> LoadResult | None:
+    """Return the newest result in a folder, else what the load printed last."""
+    files = [file for file in results.rglob("*.json") if file.stat().st_mtime >= since_s]
+    for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
+        if (result := read_load_result(file)) is not None:
+            return result
+    printed = log.read_bytes() if log.exists() else b""
+    lines = [line for line in printed.splitlines() if line.startswith(b"{")]
+    return parse_load_result(lines[-1]) if lines else None
+
+
+def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
+    bench: Bench,
+    server: Server,
+    chosen: Next,
+    *,
+    out: Path,
+    token: str,
+    timeout_s: float | None,
+) -> tuple[Outcome, Analysis | None]:
+    """Serve a setting once under the load; the server is gone when this returns."""
+    if server.answers():
+        raise TuneError(
+            f"something answers at {server.url} already",
+            hint="end it, or give the address that the command serves at",
+        )
+    traces = out / TRACES
+    prepare_out(traces)
+    words = bench.template.fill(chosen.setting, traces=str(traces.resolve()))
+    environment = bench.template.environment(chosen.setting, os.environ)
+    began = time.monotonic()
+
+    def came_of(kind: Kind, message: str) -> tuple[Outcome, None]:
+        return Outcome(kind=kind, seconds=time.monotonic() - began, message=message), None
+
+    def failed(code: int) -> tuple[Outcome, None]:
+        ended = ProcessEnd(code=code, seconds=time.monotonic() - began)
+        return came_of(*say_failure(ended, out / LOG))
+
+    with guarded(words, environment, token=token, log=out / LOG) as guard:
+        deadline = began + (timeout_s or _READY_S)
+        if not _is_ready(server, guard, deadline):
+            if (code := guard.poll()) is not None:
+                return failed(code)
+            took = f"after {time.monotonic() - began:.0f} s"
+            return came_of(Kind.HUNG, f"stopped: no answer at {server.url} {took}")
+        ready = time.monotonic()
+        try:
+            measurement = measure_load(run_load(server, out, token=token, timeout_s=timeout_s))
+        except DebubbleError as error:
+            if (code := guard.poll()) is not None:
+                return failed(code)
+            return came_of(Kind.UNREADABLE, str(error))
+        if (code := guard.poll()) is not None:
+            return failed(code)
+        reading, note = None, ""
+        if server.kind is not None and chosen.why in ("as it is", "try"):
+            middle_s = min((time.monotonic() - ready) / 2, _MIDDLE_AT_MOST_S)
+            with _loaded(server, out, token):
+                time.sleep(middle_s)
+                reading, note = _capture(server, server.kind, traces, chosen.setting.in_flight)
+    seconds = time.monotonic() - began
+    outcome = Outcome(kind=Kind.MEASURED, seconds=seconds, message=note, measurement=measurement)
+    return outcome, reading
+
+
+def _is_ready(server: Server, guard: subprocess.Popen[bytes], deadline: float) -> bool:
+    """Wait until a server answers; False where it has ended, or has not by the deadline."""
+    while not server.answers():
+        if guard.poll() is not None or time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+@contextlib.contextmanager
+def _loaded(server: Server, out: Path, token: str) -> Iterator[None]:
+    """Keep a server under its load, over and over, until left; what that measures is nothing."""
+    ended = threading.Event()
+
+    def keep_on() -> None:
+        again = out / "load-again"
+        prepare_out(again)
+        while not ended.is_set():
+            with guarded(
+                server.load_words(again),
+                os.environ,
+                token=f"{token}.load",
+                log=out / "load-again.log",
+            ) as load:
+                while load.poll() is None and not ended.wait(_POLL_S):
+                    pass
+
+    thread = threading.Thread(target=keep_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _capture(
+    server: Server, kind: str, traces: Path, in_flight: int | None
+) -> tuple[Analysis | None, str]:
+    """Have the server profile itself while it is asked; what fails here spoils no measurement."""
+    order = ServerOrder(
+        url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_AROUND_S
+    )
+    try:
+        captured = capture_server(order)
+        if not captured.files:
+            return None, f"not captured: {captured.note}"
+        return read_capture(traces, in_flight), ""
+    except DebubbleError as error:
+        return None, f"not captured: {error}"
+
+
+def model_of(
+    now: ServingSetting, capture: Analysis | None, load: LoadResult | None
+) -> ServerModel | None:
+    """Return the captured server as it is replayed; None where that does not fit what ran.
+
+    A queue before the batches is not replayed: where requests wait, more batches serve more.
+    """
+    notes = None if capture is None else capture.server_notes
+    around = None if notes is None else notes.around
+    waiting = None if around is None else around.requests_waiting
+    if capture is None or waiting is None or waiting >= _SOME_WAIT:
+        return None
+    try:
+        model = capture.server_model(layers=now.layers, traffic=_traffic_of(load))
+    except DebubbleError:
+        return None
+    return model if now.in_flight in {None, model.setting.in_flight} else None
+
+
+def _traffic_of(load: LoadResult | None) -> Traffic | None:
+    """Return what a load asked; None where its result does not say it."""
+    if load is None or load.clients is None or not load.prompt_tokens:
+        return None
+    lengths = [max(1, round(length)) for length in load.prompt_tokens]
+    return Traffic(
+        clients=load.clients,
+        prompts=tuple(
+            (length, lengths.count(length) / len(lengths)) for length in sorted(set(lengths))
+        ),
+        output=max(1, round(sum(load.output_tokens) / len(load.output_tokens))),
+    )
+
+
+def weigh(model: ServerModel, now: ServingSetting, other: ServingSetting) -> ServerOption | None:
+    """Say what another setting would do; None where the model has no part that it changes."""
+    if other.tokens_a_batch != now.tokens_a_batch or other.dynamic_chunks != now.dynamic_chunks:
+        return None
+    as_is = model.setting
+    return predict(
+        model,
+        replace(
+            as_is,
+            in_flight=_new(other.in_flight, now.in_flight) or as_is.in_flight,
+            chunk=_new(other.chunk, now.chunk) or as_is.chunk,
+            layers=_new(other.layers, now.layers),
+            requests_a_batch=_new(other.requests_a_batch, now.requests_a_batch),
+        ),
+    )
+
+
+def _new(value: _Value | None, before: _Value | None) -> _Value | None:
+    return None if value == before else value
+
+
+def planned(model: ServerModel, now: ServingSetting) -> list[ServingSetting]:
+    """Return what a plan of the server would try, of what it is told; the best first."""
+    return [
+        replace(
+            now,
+            in_flight=option.setting.in_flight if "in_flight" in option.kinds else now.in_flight,
+            chunk=option.setting.chunk if "chunk" in option.kinds else now.chunk,
+            layers=option.setting.layers if "split" in option.kinds else now.layers,
+        )
+        for option in plan_server(model)
+        if not option.refused
+    ]
+
+
+def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSetting]:
+    """Return what may serve better than a setting, the most promising first.
+
+    By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
+    halved and doubled; a batch takes more requests only where some wait. `capture` is of a run of
+    that setting, where there is one.
+    """
+    notes = None if capture is None else capture.server_notes
+    around = None if notes is None else notes.around
+    none_wait = around is not None and around.requests_waiting == 0
+    found = []
+    stages = now.stages
+    if now.layers is None and capture is not None:
+        stages = len(capture.pipeline.ranks)
+    # With fewer batches than stages some stage has nothing to do, however the layers are cut.
+    if now.in_flight is not None and now.in_flight < stages:
+        found.append(replace(now, in_flight=2 * now.in_flight))
+    if now.layers is not None:
+        found.append(replace(now, layers=_cut_by_time(now.layers, capture)))
+        found.append(replace(now, layers=even_split(sum(now.layers), len(now.layers))))
+    for knob, most in (
+        ("in_flight", max(stages, 2) * _MOST_A_STAGE),
+        ("chunk", None),
+        ("requests_a_batch", now.requests_a_batch if none_wait else None),
+        ("tokens_a_batch", None),
+    ):
+        value = getattr(now, knob)
+        if value is None:
+            continue
+        others = [other for other in (2 * value, value // 2) if 1 <= other <= (most or other)]
+        found += [replace(now, **{knob: other}) for other in others]
+    return [setting for setting in dict.fromkeys(found) if setting != now]
+
+
+def _cut_by_time(layers: tuple[int, ...], capture: Analysis | None) -> tuple[int, ...]:
+    """Cut the layers so that the longest stage is short: by what each takes, where that is known.
+
+    A layer takes what it takes in the middle stage; what a stage takes beyond its layers stays.
+    """
+    shares = [] if capture is None else stage_shares(capture)
+    if len(shares) != len(layers) or min(shares, default=0.0) <= 0:
+        return even_split(sum(layers), len(layers))
+    each = sorted(share / count for share, count in zip(shares, layers, strict=True))
+    layer = each[len(each) // 2]
+    beyond = [max(0.0, share - layer * count) for share, count in zip(shares, layers, strict=True)]
+    cut = [1] * len(layers)
+    for _ in range(sum(layers) - len(layers)):
+        lengths = [extra + layer * (count + 1) for extra, count in zip(beyond, cut, strict=True)]
+        cut[lengths.index(min(lengths))] += 1
+    return tuple(cut)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerLoop(Loop):
+    """The same loop, with a server that is started, asked and ended for each run."""
+
+    server: Server
+
+    def _look(self) -> Prospects:
+        standing = self.standing
+        tries: tuple[Prospect, ...] = ()
+        if standing.first is not None:
+            source = standing.of(standing.best)[-1] if standing.best else standing.first
+            tries = tuple(
+                sorted(
+                    self._tries(source),
+                    key=lambda found: -(found.expected.gain if found.expected else 0.0),
+                )
+            )
+        return Prospects(tries=tries, untellable=(), refused=())
+
+    def _tries(self, source: Run) -> Iterator[Prospect]:
+        standing = self.standing
+        done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
+        capture, now = self._left_by(source), source.setting.serving()
+        ahead = 1 + standing.gain_of(source.setting)
+        folder = self.bench.folder_of(source.number)
+        model = model_of(now, capture, read_result(folder / RESULTS, folder / LOAD_LOG))
+        asked = [] if model is None else planned(model, now)
+        for serving in dict.fromkeys([*asked, *prospects(now, capture)]):
+            setting = source.setting.with_serving(serving)
+            if setting is None or setting in done or is_hopeless(standing, setting):
+                continue
+            option = None if model is None else weigh(model, now, serving)
+            expected = None
+            if option is not None:
+                expected = Expectation(
+                    gain=ahead * (1 + option.gain) - 1,
+                    low=ahead * option.low - 1,
+                    high=ahead * option.high - 1,
+                    batch_latency_s=option.served.tpot_s,
+                    peak_memory_bytes=None,
+                )
+            yield Prospect(
+                setting=setting,
+                lever=next(iter(setting.differing(source.setting))),
+                expected=expected,
+                worth=option is None
+                or (option.verdict != "no" and option.gain > self.scope.threshold),
+            )
+
+    def _left_by(self, source: Run) -> Analysis | None:
+        """Return what the captured run of a setting left: a run that confirms it has no capture."""
+        for run in self.standing.of(source.setting):
+            traces = self.bench.folder_of(run.number) / TRACES
+            try:
+                if run.number not in self._readings and any(traces.rglob("*.json.gz")):
+                    self._readings[run.number] = read_capture(traces, run.setting.in_flight)
+            except DebubbleError:
+                continue
+            if run.number in self._readings:
+                return self._readings[run.number]
+        return None
+
+    def _try(self, chosen: Next, number: int, token: str) -> tuple[Outcome, Analysis | None]:
+        return serve_trial(
+            self.bench,
+            self.server,
+            chosen,
+            out=self.bench.folder_of(number),
+            token=token,
+            timeout_s=self.budget.timeout_for(self.journal.runs),
+        )
+
+    def _check_first(self, run: Run) -> None:
+        measured = run.outcome.measurement
+        if measured is not None and measured.served is not None and measured.served.open_loop:
+            raise TuneError(
+                "a rate is answered by any server that keeps up, and says nothing of its best",
+                hint="give a load of clients that wait; compare takes loads with a rate",
+            )
+        if measured is None:
+            log = self.bench.folder_of(run.number) / LOG
+            raise TuneError(
+                f"the server as it is cannot be measured: {run.outcome.message}",
+                hint=f"its output is in {log}; mend it and type the same again",
+            )

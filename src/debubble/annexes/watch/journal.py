@@ -1,0 +1,552 @@
+"""What the service remembers: captures, claims, states of drift, alerts, triggers.
+
+A capture is claimed, analysed elsewhere, and its result is stored with all that follows from it in
+one transaction. A claim that was under way when the service died is taken up again, alone: only a
+death then is held against it. Rows that are damaged are said, and hurt nobody else's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import sqlalchemy as sa
+
+from debubble.annexes.watch import tables
+from debubble.annexes.watch.analyse import Finding, Outcome
+from debubble.annexes.watch.supervise import log
+from debubble.measure.store import Store
+from debubble.measure.store_schema import add_tables, wait_for_turn, write_row
+from debubble.units import printable
+
+_T = TypeVar("_T")
+
+# A capture with which the service died so often, while it was analysed alone, is given up.
+MOST_DEATHS = 3
+CLAIMED, STORED, UNREADABLE = "claimed", "stored", "unreadable"
+GIVEN_UP, AGAIN = "given_up", "again"
+"""Given up, and to be taken up once more."""
+DAMAGED = "damaged"
+"""Of a row that cannot be read; no row says so of itself."""
+_ROW_DAMAGED = "its row in the store is damaged"
+# So many damaged rows are passed over for one that can be shown.
+_LOOKED_BACK = 20
+# Times that a calendar has.
+_LATEST_S = 4e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A capture that is ours to analyse."""
+
+    number: int
+    source: str
+    key: str
+    files: tuple[str, ...]
+    deaths: int
+    """How often the service died while it was analysed alone."""
+    found_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRow:
+    """A capture as it stands."""
+
+    number: int
+    source: str
+    key: str
+    state: str
+    found_s: float
+    finished_s: float | None
+    problem: str | None
+    finding: Finding | None
+
+    @property
+    def captured_s(self) -> float:
+        """When it was captured; when it was found where nothing tells."""
+        return (self.finding and self.finding.captured_s) or self.found_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """Something that changed."""
+
+    number: int
+    source: str
+    kind: str
+    subject: str
+    raised_s: float
+    """When the capture that raised it was taken."""
+    capture: int
+    acknowledged_s: float | None
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """An alert that a webhook has not taken yet."""
+
+    alert: Alert
+    target: str
+    attempts: int
+
+
+class Journal:
+    """The service's own tables in a store; those that it lacks are made."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        with store.transaction() as connection:
+            add_tables(connection, tables.ALL)
+
+    def _rows(self, query: sa.Executable, connection: sa.Connection | None = None) -> Sequence[Any]:
+        """Return all rows, as a transaction that is open sees them, or a new one."""
+        with nullcontext(connection) if connection else self.store.transaction() as opened:
+            return opened.execute(query).all()
+
+    def _scalar(self, query: sa.Executable) -> Any:
+        """Return the first column of the first row; None where there is none."""
+        with self.store.transaction() as connection:
+            return connection.execute(query).scalar()
+
+    def _write(self, query: sa.Executable) -> None:
+        with self.store.transaction() as connection:
+            connection.execute(query)
+
+    # Claims: who has which capture.
+
+    def known_keys(self, source: str) -> frozenset[str]:
+        """Return the captures of a source that were ever claimed."""
+        table = tables.captures
+        rows = self._rows(sa.select(table.c.key).where(table.c.source == source))
+        return frozenset(row.key for row in rows)
+
+    def claim(self, source: str, key: str, files: Sequence[str], *, now_s: float) -> Claim | None:
+        """Take a capture; None where somebody has it."""
+        table = tables.captures
+        with self.store.transaction() as connection:
+            wait_for_turn(connection)
+            same = sa.select(table.c.id).where(table.c.source == source, table.c.key == key)
+            if connection.execute(same).first() is not None:
+                return None
+            row = table.insert().values(
+                source=source,
+                key=key,
+                state=CLAIMED,
+                found_s=now_s,
+                attempts=1,
+                files=_encode(tuple(files)),
+            )
+            return _as_claim(connection.execute(row.returning(table)).one())
+
+    def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
+        """Return the claims of a service that died, the least suspect first."""
+        claims = []
+        for number, claim in self._claims(sources, CLAIMED):
+            if claim is not None and claim.deaths < MOST_DEATHS:
+                claims.append(claim)
+                continue
+            why = _ROW_DAMAGED
+            if claim is not None:
+                why = f"the service died {claim.deaths} times while it was analysed alone"
+            self._give_up(number, why, now_s=now_s)
+        return tuple(sorted(claims, key=lambda claim: (claim.deaths, claim.number)))
+
+    def asked_again(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
+        """Claim what was given up and is to be taken up once more."""
+        claims = []
+        for number, claim in self._claims(sources, AGAIN):
+            if claim is None:
+                self._give_up(number, _ROW_DAMAGED, now_s=now_s)
+                continue
+            table = tables.captures
+            this = table.update().where(table.c.id == number, table.c.state == AGAIN)
+            self._write(this.values(state=CLAIMED))
+            claims.append(claim)
+        return tuple(claims)
+
+    def _claims(self, sources: Sequence[str], state: str) -> list[tuple[int, Claim | None]]:
+        """Return the captures of a state by their numbers; None of a row that is damaged."""
+        table = tables.captures
+        mine = table.c.source.in_(list(sources))
+        query = table.select().where(table.c.state == state, mine).order_by(table.c.id)
+        return [(row.id, _as_claim(row)) for row in self._rows(query)]
+
+    def begin_alone(self, claim: Claim) -> None:
+        """Count a death before it happens; `put_back` or `finish` takes it back."""
+        table = tables.captures
+        this = table.update().where(table.c.id == claim.number)
+        self._write(this.values(attempts=claim.deaths + 2))
+
+    def put_back(self, claim: Claim) -> None:
+        """Leave a claim to the next service as it was: this one stops, and did not die of it."""
+        table = tables.captures
+        this = table.update().where(table.c.id == claim.number, table.c.state == CLAIMED)
+        self._write(this.values(attempts=claim.deaths + 1))
+
+    def _give_up(self, number: int, why: str, *, now_s: float) -> None:
+        table = tables.captures
+        this = table.update().where(table.c.id == number)
+        self._write(this.values(state=GIVEN_UP, problem=why, finished_s=now_s))
+
+    def given_up(self, sources: Sequence[str]) -> tuple[CaptureRow, ...]:
+        """Return what was given up, the oldest first."""
+        table = tables.captures
+        query = table.select().where(table.c.state == GIVEN_UP, table.c.source.in_(list(sources)))
+        return tuple(map(_as_capture, self._rows(query.order_by(table.c.id))))
+
+    def retry(self, sources: Sequence[str], number: int | None = None) -> int:
+        """Have given-up captures taken up again; one by its number, unreadable or not."""
+        table = tables.captures
+        which = table.c.source.in_(list(sources)) & (table.c.state == GIVEN_UP)
+        if number is not None:
+            ended = table.c.state.in_([GIVEN_UP, UNREADABLE])
+            which = table.c.source.in_(list(sources)) & (table.c.id == number) & ended
+        with self.store.transaction() as connection:
+            again = table.update().where(which).values(state=AGAIN, attempts=1, problem=None)
+            return int(connection.execute(again).rowcount)
+
+    def finish(
+        self,
+        claim: Claim,
+        analysis: Outcome,
+        *,
+        now_s: float,
+        follow: Callable[[sa.Connection, Finding], None],
+    ) -> bool:
+        """Store what came of a capture, with what follows from it; False where it was stored."""
+        table, finding = tables.captures, analysis.finding
+        ended = GIVEN_UP if analysis.given_up else UNREADABLE
+        this = table.update().where(table.c.id == claim.number)
+        with self.store.transaction() as connection:
+            still = connection.execute(
+                this.where(table.c.state == CLAIMED).values(
+                    state=STORED if finding else ended,
+                    finished_s=now_s,
+                    problem=printable(analysis.problem) or None,
+                )
+            )
+            if still.rowcount != 1:
+                return False
+            if finding is None or analysis.measurement is None:
+                return True
+            number = self.store.add_within(
+                connection,
+                claim.source,
+                analysis.measurement,
+                now_s=claim.found_s,
+                tags={"watch": claim.key},
+            )
+            connection.execute(this.values(measurement_id=number, data=_encode(finding)))
+            points = [
+                {
+                    "capture_id": claim.number,
+                    "metric": metric,
+                    "source": claim.source,
+                    "bucket": finding.bucket,
+                    "at_s": finding.captured_s or claim.found_s,
+                    "value": value,
+                }
+                for metric, value in finding.points().items()
+            ]
+            if points:
+                connection.execute(tables.points.insert(), points)
+            follow(connection, finding)
+        return True
+
+    # Captures, and what became of them.
+
+    def captures(self, source: str, *, most: int) -> tuple[CaptureRow, ...]:
+        """Return the last captures of a source, the newest first."""
+        table = tables.captures
+        query = table.select().where(table.c.source == source)
+        return tuple(map(_as_capture, self._rows(query.order_by(table.c.id.desc()).limit(most))))
+
+    def capture(self, source: str, number: int) -> CaptureRow | None:
+        """Return one capture."""
+        table = tables.captures
+        rows = self._rows(table.select().where(table.c.source == source, table.c.id == number))
+        return _as_capture(rows[0]) if rows else None
+
+    def latest(self, source: str) -> CaptureRow | None:
+        """Return the last capture that was understood, and whose row still is."""
+        table = tables.captures
+        query = table.select().where(table.c.source == source, table.c.state == STORED)
+        rows = map(_as_capture, self._rows(query.order_by(table.c.id.desc()).limit(_LOOKED_BACK)))
+        return next((row for row in rows if row.finding is not None), None)
+
+    def outcomes(self, source: str) -> dict[str, int]:
+        """Count the captures of a source by what became of them."""
+        table = tables.captures
+        query = sa.select(table.c.state, sa.func.count()).where(table.c.source == source)
+        return {state: int(count) for state, count in self._rows(query.group_by(table.c.state))}
+
+    def points(
+        self, source: str, *, most: int, connection: sa.Connection | None = None
+    ) -> dict[str, list[tuple[float, int, float]]]:
+        """Return by metric what the last captures gave: when, which bucket, what; oldest first."""
+        table = tables.points
+        of_source = table.c.source == source
+        numbers = sa.select(table.c.capture_id).where(of_source).distinct()
+        newest = numbers.order_by(table.c.capture_id.desc()).limit(most).subquery()
+        query = table.select().where(of_source, table.c.capture_id.in_(sa.select(newest)))
+        points: dict[str, list[tuple[float, int, float]]] = {}
+        for row in self._rows(query.order_by(table.c.at_s, table.c.capture_id), connection):
+            if _is_time(row.at_s) and isinstance(row.bucket, int) and _is_finite(row.value):
+                points.setdefault(row.metric, []).append((row.at_s, row.bucket, row.value))
+        return points
+
+    def prunable(self, source: str, *, keep: int) -> list[tuple[int, tuple[str, ...]]]:
+        """Return finished captures beyond the newest, with the files they still have."""
+        table = tables.captures
+        query = (
+            table.select()
+            .where(table.c.source == source, table.c.state == STORED, table.c.files != "[]")
+            .order_by(table.c.id.desc())
+            .offset(keep)
+        )
+        rows = ((row.id, _decode(row.files, tuple[str, ...])) for row in self._rows(query))
+        return [(number, files) for number, files in rows if files]
+
+    def forget_files(self, number: int) -> None:
+        """Note that the raw traces of a capture are gone."""
+        table = tables.captures
+        self._write(table.update().where(table.c.id == number).values(files="[]"))
+
+    # States: something small by source and name.
+
+    def state(self, connection: sa.Connection, source: str, name: str, kind: type[Any]) -> Any:
+        """Return what was remembered; a new one where nothing was."""
+        table = tables.states
+        query = sa.select(table.c.data).where(table.c.source == source, table.c.name == name)
+        data = connection.execute(query).scalar()
+        return kind() if data is None else _decode(data, kind) or kind()
+
+    def states(
+        self, source: str, prefix: str, kind: type[_T], connection: sa.Connection | None = None
+    ) -> dict[str, _T]:
+        """Return all that is remembered under a prefix."""
+        table = tables.states
+        begins = table.c.name.startswith(prefix, autoescape=True)
+        query = table.select().where(table.c.source == source, begins)
+        states = (
+            (row.name.removeprefix(prefix), _decode(row.data, kind))
+            for row in self._rows(query, connection)
+        )
+        return {name: state for name, state in states if state is not None}
+
+    def remember(self, connection: sa.Connection, source: str, name: str, state: object) -> None:
+        """Remember something for the next capture."""
+        key = {"source": source, "name": name}
+        write_row(connection, tables.states, key, data=_encode(state))
+
+    # Alerts, and who still has to hear of them.
+
+    def raise_alert(  # noqa: PLR0913 (what an alert is made of)
+        self,
+        connection: sa.Connection,
+        claim: Claim,
+        kind: str,
+        subject: str,
+        data: Mapping[str, Any],
+        *,
+        at_s: float,
+        targets: Sequence[str],
+    ) -> int | None:
+        """Raise an alert and queue it for the webhooks; None where the same one is open already."""
+        table = tables.alerts
+        same = sa.select(table.c.id).where(
+            table.c.source == claim.source,
+            table.c.kind == kind,
+            table.c.subject == subject,
+            table.c.acknowledged_s.is_(None),
+        )
+        if connection.execute(same).first() is not None:
+            return None
+        row = table.insert().values(
+            source=claim.source,
+            kind=kind,
+            subject=subject,
+            raised_s=at_s,
+            capture_id=claim.number,
+            data=_encode(data),
+        )
+        number = int(connection.execute(row.returning(table.c.id)).scalar_one())
+        for target in targets:
+            queued = tables.deliveries.insert().values(
+                alert_id=number, target=target, attempts=0, next_s=at_s
+            )
+            connection.execute(queued)
+        return number
+
+    def alerts(self, *, most: int = 100) -> tuple[Alert, ...]:
+        """Return the last alerts, the newest first."""
+        table = tables.alerts
+        query = table.select().order_by(table.c.id.desc()).limit(most)
+        return tuple(map(_as_alert, self._rows(query)))
+
+    def open_alerts(self) -> tuple[Alert, ...]:
+        """Return all alerts that wait to be acknowledged."""
+        table = tables.alerts
+        query = table.select().where(table.c.acknowledged_s.is_(None)).order_by(table.c.id)
+        return tuple(map(_as_alert, self._rows(query)))
+
+    def acknowledge(
+        self, number: int, *, now_s: float, follow: Callable[[sa.Connection, Alert], None]
+    ) -> bool:
+        """Close an alert, with what follows from it; False where there is no such open alert."""
+        table = tables.alerts
+        this = table.c.id == number
+        with self.store.transaction() as connection:
+            still_open = table.select().where(this, table.c.acknowledged_s.is_(None))
+            row = connection.execute(still_open).first()
+            if row is None:
+                return False
+            connection.execute(table.update().where(this).values(acknowledged_s=now_s))
+            follow(connection, _as_alert(row))
+        return True
+
+    def due(self, *, now_s: float) -> tuple[Delivery, ...]:
+        """Return what is to be sent now, the oldest first."""
+        queue, alerts = tables.deliveries, tables.alerts
+        query = (
+            sa.select(queue.c.target, queue.c.attempts, alerts)
+            .join_from(queue, alerts, queue.c.alert_id == alerts.c.id)
+            .where(queue.c.delivered_s.is_(None), queue.c.next_s <= now_s)
+            .order_by(queue.c.alert_id)
+        )
+        return tuple(
+            Delivery(alert=_as_alert(row), target=row.target, attempts=row.attempts)
+            for row in self._rows(query)
+        )
+
+    def delivered(self, delivery: Delivery, *, now_s: float) -> None:
+        """Note that a webhook took an alert."""
+        self._note_attempt(delivery, delivered_s=now_s, problem=None)
+
+    def postpone(self, delivery: Delivery, problem: str, *, next_s: float) -> None:
+        """Note that it did not, and when to try again."""
+        self._note_attempt(delivery, next_s=next_s, problem=problem)
+
+    def _note_attempt(self, delivery: Delivery, **values: object) -> None:
+        table = tables.deliveries
+        this = (table.c.alert_id == delivery.alert.number) & (table.c.target == delivery.target)
+        self._write(table.update().where(this).values(attempts=delivery.attempts + 1, **values))
+
+    # Triggers: which server was captured when.
+
+    def last_trigger(self, source: str) -> float | None:
+        """Return when a server was last captured, or tried."""
+        table = tables.triggers
+        found = self._scalar(
+            sa.select(sa.func.max(table.c.began_s)).where(table.c.source == source)
+        )
+        return float(found) if _is_time(found) else None
+
+    def unended_trigger(self, source: str) -> int | None:
+        """Return the capture of a server that was under way when the service died."""
+        table = tables.triggers
+        query = sa.select(table.c.id).where(table.c.source == source, table.c.ended_s.is_(None))
+        found = self._scalar(query.order_by(table.c.id.desc()))
+        return None if found is None else int(found)
+
+    def begin_trigger(self, source: str, *, now_s: float) -> int:
+        """Note that a server is being captured."""
+        table = tables.triggers
+        row = table.insert().values(source=source, began_s=now_s)
+        return int(self._scalar(row.returning(table.c.id)))
+
+    def end_trigger(
+        self, number: int, *, now_s: float, traffic: Mapping[int, float], problem: str = ""
+    ) -> None:
+        """Note what came of it, and the requests the server counted."""
+        table = tables.triggers
+        ended = table.update().where(table.c.id == number)
+        self._write(ended.values(ended_s=now_s, data=_encode(traffic), problem=problem or None))
+
+    def traffic_at(self, source: str, at_s: float) -> dict[int, float]:
+        """Return what a server counted around the capture whose files are of that time."""
+        table = tables.triggers
+        data = self._scalar(
+            sa.select(table.c.data)
+            .where(table.c.source == source, table.c.began_s <= at_s, table.c.data.is_not(None))
+            .order_by(table.c.id.desc())
+            .limit(1)
+        )
+        return {} if data is None else _decode(data, dict[int, float]) or {}
+
+    def check_writable(self, *, now_s: float) -> None:
+        """Write something small: a store that is full, or may only be read, says so here."""
+        with self.store.transaction() as connection:
+            self.remember(connection, "", "written", now_s)
+
+
+def _encode(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _decode(data: Any, kind: type[_T]) -> _T | None:
+    """Read what a row holds; one that is damaged is said, and counts as nothing."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        log("damaged_row", level="error", problem=f"{getattr(kind, '__name__', kind)}: {error}")
+        return None
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_time(value: Any) -> bool:
+    return _is_finite(value) and 0 <= value <= _LATEST_S
+
+
+def _as_claim(row: Any) -> Claim | None:
+    files = _decode(row.files, tuple[str, ...])
+    if files is None or not isinstance(row.attempts, int) or not _is_time(row.found_s):
+        return None
+    return Claim(
+        number=row.id,
+        source=row.source,
+        key=str(row.key),
+        files=files,
+        deaths=max(0, row.attempts - 1),
+        found_s=row.found_s,
+    )
+
+
+def _as_capture(row: Any) -> CaptureRow:
+    finding = None if row.data is None else _decode(row.data, Finding)
+    whole = (row.data is None) == (finding is None) and _is_time(row.found_s)
+    finished = row.finished_s
+    return CaptureRow(
+        number=row.id,
+        source=row.source,
+        key=str(row.key),
+        state=str(row.state) if whole else DAMAGED,
+        found_s=row.found_s if _is_time(row.found_s) else 0.0,
+        finished_s=finished if _is_time(finished) else None,
+        problem=(None if row.problem is None else str(row.problem)) if whole else _ROW_DAMAGED,
+        finding=finding,
+    )
+
+
+def _as_alert(row: Any) -> Alert:
+    acknowledged = row.acknowledged_s
+    return Alert(
+        number=row.id,
+        source=str(row.source),
+        kind=str(row.kind),
+        subject=str(row.subject),
+        raised_s=row.raised_s if _is_time(row.raised_s) else 0.0,
+        capture=row.capture_id if isinstance(row.capture_id, int) else 0,
+        acknowledged_s=acknowledged
+        if acknowledged is None or _is_time(acknowledged)
+        else _LATEST_S,
+        data=_decode(row.data, dict[str, Any]) or {"message": _ROW_DAMAGED},
+    )

@@ -1,0 +1,556 @@
+"""The service: looks for captures, has them analysed, judges them, answers, alerts. One process.
+
+The event loop only waits. Whatever takes time, reading folders and the store among it, runs in
+threads; analysis runs in worker processes. Each source's folder and server is a part of its own
+(supervise.py): one that fails is named, waits, and is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from debubble.annexes.watch.analyse import Finding, Outcome, Task, analyse, prepare_worker
+from debubble.annexes.watch.config import Config, Source, Trigger
+from debubble.annexes.watch.journal import Claim, Journal
+from debubble.annexes.watch.judge import Judge
+from debubble.annexes.watch.metrics import Counts
+from debubble.annexes.watch.mix import (
+    after_quiet_hours,
+    ask_server,
+    back_off,
+    next_capture,
+    requests_between,
+)
+from debubble.annexes.watch.routes import Routes, Server
+from debubble.annexes.watch.sources import ReadyCapture, Scanner, digest_place, fetch_tables, prune
+from debubble.annexes.watch.supervise import in_daemon, log, share_one_heap, supervise
+from debubble.annexes.watch.webhooks import Webhooks
+from debubble.capture.server import ServerOrder, capture_server, end_profile
+from debubble.errors import CaptureError, DebubbleError, StoreAway, WatchError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_T = TypeVar("_T")
+
+# Whatever a worker's libraries leave behind goes with it after so many captures.
+_CAPTURES_A_WORKER = 200
+# Before a store that is away is asked again.
+_STORE_PAUSE_S = 5.0
+# However often a source is to be looked into: a scan reads the whole folder.
+_SHORTEST_POLL_S = 0.05
+# How old what is shown may be.
+_REFRESH_S = 1.0
+# The longest sleep between two looks at the clock: it may be set, and the machine may sleep.
+_LONGEST_SLEEP_S = 30.0
+# Of names that cannot be taken in.
+_SHOWN_NAMES = 3
+# Between two looks for captures that are to be taken up again.
+_RETRY_POLL_S = 2.0
+# Before a capture with which the service died is analysed again, by how often it did: a service
+# that dies of something else, again and again, has died by then, and the capture is not blamed.
+_SUSPECT_WAITS_S = (0.0, 10.0, 60.0)
+# After a stop, for analyses to end; then the next service begins them anew.
+_GRACE_S = 10.0
+# And for servers to end their profiles: they may write for minutes, but were told.
+_LAST_S = 60.0
+
+
+class Service:
+    """Everything that goes on between start and stop."""
+
+    def __init__(self, config: Config, journal: Journal) -> None:
+        self.config = config
+        self.journal = journal
+        self._targets = tuple(webhook.url for webhook in config.webhooks)
+        self.judge = Judge(journal=journal, settings=config.drift, targets=self._targets)
+        self.counts = Counts()
+        self.routes = Routes(config, journal, self.judge, self.counts)
+        self._stopping = asyncio.Event()
+        self._too_late = asyncio.Event()
+        self._stop_captures = threading.Event()
+        self._workers = config.analysis.workers
+        self._slots = asyncio.Semaphore(self._workers)
+        self._storing = asyncio.Lock()
+        self._capturing = asyncio.Lock()
+        self._under_capture = {source.name: asyncio.Lock() for source in config.sources}
+        self._stock_taken = asyncio.Event()
+        self._pool: Executor | None = None
+        self._parts: list[asyncio.Task[None]] = []
+
+    def stop(self) -> None:
+        """Finish what is under way, for a while, and end."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._stop_captures.set()
+        loop = asyncio.get_running_loop()
+        loop.call_later(_GRACE_S, self._too_late.set)
+        loop.call_later(_LAST_S, lambda: [part.cancel() for part in self._parts])
+
+    async def run(self) -> None:
+        """Serve until stopped."""
+        share_one_heap()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        async with Server(self.routes.answer, self.config.listen).listening() as url:
+            try:
+                await self._first_look()
+                log("started", url=url, sources=[source.name for source in self.config.sources])
+                self._begin("take_up", self._take_up)
+                self._begin("page", self._refresh)
+                webhooks = Webhooks(self.journal, self._targets)
+                self._begin("webhooks", lambda: webhooks.run(self._stopping))
+                for source in self.config.sources:
+                    scanner = Scanner(source, self.config.analysis.limits, time.monotonic)
+                    self._begin("folder", partial(self._watch, source, scanner), source)
+                    for address in source.meters:
+                        self._begin("meter", partial(self._fetch, source, address), source)
+                    if source.trigger is not None:
+                        work = partial(self._trigger, source, source.trigger)
+                        self._begin("server", work, source)
+                await asyncio.gather(*self._parts, return_exceptions=True)
+            finally:
+                self._end_workers()
+        log("stopped")
+
+    def _begin(
+        self, part: str, work: Callable[[], Awaitable[None]], source: Source | None = None
+    ) -> None:
+        """Begin a part of the service, of a source or of its own."""
+
+        def note(problem: str) -> None:
+            if source is not None:
+                self.counts.trouble(source.name, part, problem)
+
+        running = supervise(
+            f"{source.name}/{part}" if source else part,
+            work,
+            sleep=self._sleep,
+            stopping=self._stopping,
+            on_failure=note,
+        )
+        self._parts.append(asyncio.get_running_loop().create_task(running))
+
+    async def _first_look(self) -> None:
+        """Have something to show from the start; where that fails, it is tried again later."""
+        try:
+            await self._in_thread(self.routes.refresh)
+        except Exception as error:  # noqa: BLE001 (said, and tried again in its turn)
+            self.routes.is_stale = True
+            log("failed", level="error", part="page", problem=f"{type(error).__name__}: {error}")
+
+    def _end_workers(self) -> None:
+        """End analyses that are not through: the next service begins them anew."""
+        if self._too_late.is_set():
+            for worker in multiprocessing.active_children():
+                worker.kill()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    async def _in_thread(self, call: Callable[..., _T], *words: object) -> _T:
+        """Call what takes time; a store that is away is waited for."""
+        while True:
+            try:
+                found = await in_daemon(call, *words)
+            except StoreAway as error:
+                self.routes.store_problem = str(error)
+                if self._stopping.is_set():
+                    raise
+                log("store_away", level="error", problem=str(error))
+            else:
+                return found
+            await self._sleep(_STORE_PAUSE_S)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep, or less where the service stops."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._stopping.wait()
+
+    async def _refresh(self) -> None:
+        """Keep what is shown current, without a look into the store for every reader."""
+        while not self._stopping.is_set():
+            await self._sleep(_REFRESH_S)
+            if self.routes.is_stale or self.counts.is_newer():
+                await self._in_thread(self.routes.refresh)
+            await self._in_thread(self.routes.check_store)
+
+    # Captures that are there.
+
+    async def _take_up(self) -> None:
+        """Go on with what a killed service had begun, then with what is asked for once more."""
+        by_name = {source.name: source for source in self.config.sources}
+        names, began = list(by_name), time.monotonic()
+        claims = await self._in_thread(lambda: self.journal.unfinished(names, now_s=time.time()))
+        self._stock_taken.set()
+        for claim in claims:
+            await self._sleep(began + _SUSPECT_WAITS_S[claim.deaths] - time.monotonic())
+            if self._stopping.is_set():
+                return
+            log("taken_up", source=claim.source, capture=claim.key, deaths=claim.deaths)
+            await self._analyse_alone(by_name[claim.source], claim)
+        while not self._stopping.is_set():
+            again = await self._in_thread(
+                lambda: self.journal.asked_again(names, now_s=time.time())
+            )
+            for claim in again:
+                log("retried", source=claim.source, capture=claim.key)
+                async with self._slots:
+                    await self._see_through(by_name[claim.source], claim, None)
+            await self._sleep(_RETRY_POLL_S)
+
+    async def _analyse_alone(self, source: Source, claim: Claim) -> None:
+        """Analyse while nothing else is: should the service die again, it is this capture."""
+        for _ in range(self._workers):
+            await self._slots.acquire()
+        try:
+            if self._stopping.is_set():
+                return
+            await self._in_thread(self.journal.begin_alone, claim)
+            await self._see_through(source, claim, None)
+            await self._in_thread(self.journal.put_back, claim)
+        finally:
+            for _ in range(self._workers):
+                self._slots.release()
+
+    async def _watch(self, source: Source, scanner: Scanner) -> None:
+        """Look for captures until stopped; a folder that is away for a while is said once."""
+        troubled = ""
+        await self._until_stock_is_taken()
+        while not self._stopping.is_set():
+            try:
+                async with self._under_capture[source.name]:
+                    known = await self._in_thread(self.journal.known_keys, source.name)
+                    found = await in_daemon(scanner.scan, known)
+                if troubled:
+                    log("source_back", source=source.name)
+                troubled = ""
+                self.counts.scanned(source.name, time.time())
+                self._say_odd_names(source, scanner)
+            except (DebubbleError, OSError) as error:
+                found = ()
+                if str(error) != troubled:
+                    troubled = str(error)
+                    self.counts.trouble(source.name, "folder", troubled)
+                    log("source_away", level="error", source=source.name, problem=troubled)
+            async with asyncio.TaskGroup() as tasks:
+                for ready in found:
+                    await self._slots.acquire()
+                    if self._stopping.is_set():
+                        self._slots.release()
+                        break
+                    tasks.create_task(self._take(source, ready))
+            if found:
+                limits = self.config.analysis.limits
+                count = await self._in_thread(prune, source, self.journal, limits)
+                if count:
+                    log("pruned", source=source.name, captures=count)
+            await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
+
+    async def _fetch(self, source: Source, address: str) -> None:
+        """Fetch a metered rank's tables into the folder until stopped; a job comes and goes."""
+        troubled, seen = "", set[str]()
+        while not self._stopping.is_set():
+            try:
+                count = await in_daemon(fetch_tables, source, address, seen)
+                if count:
+                    log("fetched", source=source.name, meter=address, tables=count)
+                if troubled:
+                    log("meter_back", source=source.name, meter=address)
+                    self.counts.well(source.name, "meter")
+                troubled = ""
+            except (DebubbleError, OSError) as error:
+                if str(error) != troubled:
+                    troubled = str(error)
+                    self.counts.trouble(source.name, "meter", troubled)
+                    log("meter_away", level="warning", source=source.name, problem=troubled)
+            await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
+
+    async def _until_stock_is_taken(self) -> None:
+        """Wait until claims of a dead service are told from those of this one."""
+        while not (self._stock_taken.is_set() or self._stopping.is_set()):
+            await self._sleep(_SHORTEST_POLL_S)
+
+    def _say_odd_names(self, source: Source, scanner: Scanner) -> None:
+        """Name files that cannot be taken in for their names; once they are gone, nothing."""
+        if scanner.odd_names:
+            shown = ", ".join(scanner.odd_names[:_SHOWN_NAMES])
+            problem = f"{len(scanner.odd_names)} with a name that is no UTF-8: {shown}"
+            if not any(problem in said for said in self.counts.troubles().get(source.name, ())):
+                self.counts.trouble(source.name, "folder", problem)
+                log("odd_names", level="error", source=source.name, problem=problem)
+        else:
+            self.counts.well(source.name, "folder")
+
+    async def _take(self, source: Source, ready: ReadyCapture) -> None:
+        """Claim a capture and see it through; the caller gave it a slot."""
+        try:
+            claim = await self._in_thread(
+                lambda: self.journal.claim(source.name, ready.key, ready.files, now_s=time.time())
+            )
+            if claim is not None:
+                await self._see_through(source, claim, ready.newest_s)
+        except Exception as error:  # noqa: BLE001 (its neighbours must not go with it)
+            self.counts.trouble(source.name, "folder", f"{type(error).__name__}: {error}")
+            _say_bug(error)
+        finally:
+            self._slots.release()
+
+    async def _see_through(self, source: Source, claim: Claim, newest_s: float | None) -> None:
+        """Analyse a capture and store what came of it: at the worst, that nothing did."""
+        try:
+            await self._analyse(source, claim, newest_s)
+        except Exception as error:  # noqa: BLE001 (it must not stay claimed for ever)
+            if self._stopping.is_set():
+                return
+            outcome = _bug(error)
+            await self._in_thread(
+                lambda: self.journal.finish(
+                    claim, outcome, now_s=time.time(), follow=lambda _connection, _finding: None
+                )
+            )
+
+    async def _analyse(self, source: Source, claim: Claim, newest_s: float | None) -> None:
+        traffic: dict[int, float] = {}
+        if source.trigger is not None:
+            at_s = claim.found_s if newest_s is None else newest_s
+            traffic = await self._in_thread(self.journal.traffic_at, source.name, at_s)
+        task = Task(
+            files=claim.files,
+            limits=self.config.analysis.limits,
+            timeout_s=self.config.analysis.timeout_s,
+            traffic=traffic,
+            digests=await self._in_thread(digest_place, source),
+            in_flight=source.in_flight,
+            written_s=newest_s,
+        )
+        analysis = await self._compute(task)
+        if analysis is None:
+            return  # stopping: the next service takes it up
+        raised: list[tuple[str, str]] = []
+        async with self._storing:
+            stored = await self._in_thread(
+                lambda: self.journal.finish(
+                    claim,
+                    analysis,
+                    now_s=time.time(),
+                    follow=lambda connection, finding: raised.extend(
+                        self._judge(connection, claim, finding)
+                    ),
+                )
+            )
+        if not stored:
+            return
+        self.routes.is_stale = True
+        self.counts.analysed(analysis.seconds)
+        outcome, level = ("analysed", "info") if analysis.finding else ("unreadable", "warning")
+        outcome = "given_up" if analysis.given_up else outcome
+        problem = {"problem": analysis.problem} if analysis.problem else {}
+        log(outcome, level=level, source=source.name, capture=claim.key, **problem)
+        for kind, message in raised:
+            log("alert", level="warning", source=source.name, kind=kind, message=message)
+
+    def _judge(
+        self, connection: Connection, claim: Claim, finding: Finding
+    ) -> list[tuple[str, str]]:
+        """Hold a capture against those before; what these left behind may be damaged."""
+        try:
+            return self.judge.follow(connection, claim, finding)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            _say_bug(error)
+            return []
+
+    async def _compute(self, task: Task) -> Outcome | None:
+        """Have a worker analyse; where one dies, once more alone: then it was the capture."""
+        pool = self._pool = self._pool or _new_pool(self._workers)
+        try:
+            return await self._in_worker(pool, task)
+        except BrokenProcessPool:
+            if self._stopping.is_set():
+                return None
+            if self._pool is pool:
+                self._pool = None
+            log("worker_died", level="error", files=list(task.files))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 (a bug must not take the service down)
+            return _bug(error)
+        alone = _new_pool(1)
+        try:
+            return await self._in_worker(alone, task)
+        except BrokenProcessPool:
+            died = "the analysis died twice, perhaps for want of memory"
+            return Outcome(problem=died, given_up=True)
+        except Exception as error:  # noqa: BLE001 (the same)
+            return _bug(error)
+        finally:
+            alone.shutdown(wait=False)
+
+    async def _in_worker(self, pool: Executor, task: Task) -> Outcome | None:
+        """Wait for a worker; None where the service stops and waited long enough."""
+        future = asyncio.get_running_loop().run_in_executor(pool, analyse, task)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        stop = asyncio.ensure_future(self._too_late.wait())
+        both: set[asyncio.Future[Any]] = {future, stop}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        return future.result() if future.done() else None
+
+    # Servers that are captured on a schedule.
+
+    async def _trigger(self, source: Source, trigger: Trigger) -> None:
+        refusals = 0
+        await self._end_left_on(source, trigger)
+        last = await self._in_thread(self.journal.last_trigger, source.name)
+        if last is not None and last > time.time():
+            last = None  # of a clock that was set back, or a damaged row
+        due = next_capture(trigger, last, time.time(), random.random())  # noqa: S311 (jitter)
+        while not self._stopping.is_set():
+            left = due - time.time()
+            if left > 0:
+                await self._sleep(min(left, _LONGEST_SLEEP_S))
+                continue
+            async with self._capturing:
+                if self._stopping.is_set():
+                    return
+                problem = await self._capture(source, trigger)
+            if problem:
+                log("not_captured", level="warning", source=source.name, problem=problem)
+                self.counts.refused(source.name)
+                due = after_quiet_hours(trigger, time.time() + back_off(trigger, refusals))
+                refusals += 1
+            else:
+                refusals = 0
+                due = next_capture(trigger, time.time(), time.time(), random.random())  # noqa: S311
+
+    async def _end_left_on(self, source: Source, trigger: Trigger) -> None:
+        """End the profile that a killed service left on."""
+        number = await self._in_thread(self.journal.unended_trigger, source.name)
+        if number is None:
+            return
+        problem = "the service died meanwhile"
+        try:
+            await in_daemon(end_profile, _order(source, trigger))
+            log("profile_ended", source=source.name)
+        except DebubbleError as error:
+            problem = str(error)
+            log("not_ended", level="warning", source=source.name, problem=problem)
+        await self._in_thread(
+            lambda: self.journal.end_trigger(number, now_s=time.time(), traffic={}, problem=problem)
+        )
+
+    async def _capture(self, source: Source, trigger: Trigger) -> str:
+        """Capture a server that is not pressed; return what was in the way."""
+        try:
+            before = await in_daemon(ask_server, trigger.url)
+        except DebubbleError as error:
+            self.counts.trouble(source.name, "server", str(error))
+            return str(error)
+        if before.waiting > trigger.most_waiting:
+            return f"{before.waiting:g} requests wait at the server: it is under pressure"
+        order = _order(source, trigger)
+        async with self._under_capture[source.name]:
+            number = await self._in_thread(
+                lambda: self.journal.begin_trigger(source.name, now_s=time.time())
+            )
+            log("capturing", source=source.name, server=trigger.url)
+            problem, traffic = "", dict[int, float]()
+            try:
+                sleep = self._interruptible if order.steps is None else self._unless_stopped
+                await in_daemon(lambda: capture_server(order, sleep=sleep))
+                after = await in_daemon(ask_server, trigger.url)
+                traffic = requests_between(before, after)
+            except (DebubbleError, OSError) as error:
+                problem = str(error)
+            await self._in_thread(
+                lambda: self.journal.end_trigger(
+                    number, now_s=time.time(), traffic=traffic, problem=problem
+                )
+            )
+        if problem and not self._stopping.is_set():
+            self.counts.trouble(source.name, "server", problem)
+        else:
+            self.counts.well(source.name, "server")
+        return problem
+
+    def _interruptible(self, seconds: float) -> None:
+        """Sleep in the capture's thread; a stop ends the profile early, never leaves it on."""
+        self._stop_captures.wait(seconds)
+
+    def _unless_stopped(self, seconds: float) -> None:
+        """Sleep while a server counts its steps; a stop does not wait for their end."""
+        if self._stop_captures.wait(seconds):
+            raise CaptureError("the service stops")
+
+
+def _order(source: Source, trigger: Trigger) -> ServerOrder:
+    return ServerOrder(
+        url=trigger.url,
+        kind=trigger.kind,
+        out=Path(source.folder),
+        seconds=trigger.seconds,
+        steps=trigger.steps,
+        around_s=trigger.around_s,
+    )
+
+
+def _new_pool(workers: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=prepare_worker,
+        initargs=(os.getpid(),),
+        max_tasks_per_child=_CAPTURES_A_WORKER,
+    )
+
+
+def _say_bug(error: BaseException) -> None:
+    log("bug", level="error", problem="".join(traceback.format_exception(error)))
+
+
+def _bug(error: BaseException) -> Outcome:
+    _say_bug(error)
+    said = f"debubble failed on it: {type(error).__name__}: {error}"
+    return Outcome(problem=said, given_up=True)
+
+
+@contextmanager
+def only_service(lock: Path) -> Iterator[None]:
+    """Hold the lock of a configuration: claims of a dead service are then nobody else's."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise WatchError(
+            f"the lock cannot be made: {error.strerror}", file=str(lock), hint="set lock = …"
+        ) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise WatchError(
+                "another service runs with this configuration",
+                file=str(lock),
+                hint="stop it first, or give this one a configuration of its own",
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)

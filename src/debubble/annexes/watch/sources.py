@@ -1,0 +1,330 @@
+"""Folders in → captures that appear in them; then raw traces go, and digests stay.
+
+Tables of a job that meters itself may be fetched from its ranks' own ports into such a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from debubble.annexes.watch.config import Source
+from debubble.annexes.watch.journal import Journal
+from debubble.annexes.watch.supervise import log
+from debubble.capture.fetch import ANSWER_S, NoAnswer, Request, fetch
+from debubble.errors import Code, DebubbleError, RunNotFound
+from debubble.trace.captures import group_captures, recognise
+from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
+from debubble.trace.format import (
+    OTHER,
+    TraceFile,
+    is_sidecar,
+    rank_from_name,
+    read_sidecar,
+    sidecar_of,
+)
+from debubble.trace.kineto.document import NAME as KINETO
+from debubble.trace.run import find_run, named_like_a_trace, read_run
+from debubble.trace.source import Limits, is_url, locate, plain_errors
+from debubble.units import printable
+from debubble.whole_file import replacing
+
+# A table of 20 steps has some 70 KB; one of a long segment megabytes.
+_LARGEST_TABLE = 64 * 1024**2
+# As meters name them.
+_TABLE = re.compile(r"\d{8}-\d{6}-step\d{1,12}/rank\d{1,6}\.csv(\.debubble\.json)?")
+_WELL, _NOT_THERE = 200, 404
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file as it was listed."""
+
+    file: str
+    size: int
+    modified: str
+    """Another word whenever the file is another one."""
+    modified_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyCapture:
+    """A capture that nobody writes to any more."""
+
+    key: str
+    files: tuple[str, ...]
+    newest_s: float | None
+    """When its last file was written, where that is known."""
+
+
+class Scanner:
+    """Looks into one source again and again; remembers what it saw the last time."""
+
+    def __init__(self, source: Source, limits: Limits, clock: Callable[[], float]) -> None:
+        self.source = source
+        self._limits = limits
+        self._clock = clock
+        self._known: dict[Entry, TraceFile | None] = {}
+        self._done: set[Entry] = set()
+        self._since: dict[tuple[Entry, ...], float] = {}
+        self.odd_names: tuple[str, ...] = ()
+        """What the last look left alone: no text can hold these names, so no store."""
+
+    def scan(self, claimed: Collection[str]) -> tuple[ReadyCapture, ...]:
+        """Return what is complete and not claimed, the oldest first."""
+        listed = list(list_files(self.source.folder))
+        self.odd_names = tuple(printable(one.file) for one in listed if not _is_text(one.file))
+        entries = {entry.file: entry for entry in listed if _is_text(entry.file)}
+        self._done &= set(entries.values())
+        fresh = [
+            entry
+            for file, entry in entries.items()
+            if entry not in self._done and not is_sidecar(file) and not self._is_own(file)
+        ]
+        self._known = {entry: self._recognise(entry) for entry in fresh}
+        traces = [
+            known
+            for known in self._known.values()
+            if known is not None and not (known.head and known.named in entries)
+        ]
+        now, since, ready = self._clock(), {}, []
+        for capture in group_captures(traces):
+            doubled = (file for _, files in capture.duplicates for file in files)
+            names = sorted({*(file.file for file in capture.files), *doubled})
+            mine = tuple(entries[name] for name in names)
+            inside = mine[0].file.removeprefix(_root(self.source)).lstrip("/")
+            key = f"{inside} {mine[0].size} {mine[0].modified}"
+            if key in claimed:
+                self._done.update(mine)
+                continue
+            since[mine] = self._since.get(mine, now)
+            settled = now - since[mine] >= self.source.settle_s
+            if settled or is_complete(names, entries):
+                times = [entry.modified_s for entry in mine if entry.modified_s is not None]
+                newest_s = max(times, default=None)
+                ready.append(ReadyCapture(key=key, files=tuple(names), newest_s=newest_s))
+        self._since = since
+        return tuple(ready)
+
+    def _is_own(self, file: str) -> bool:
+        """Tell a digest that this service keeps: it is no capture."""
+        digests = self.source.digests
+        if digests is None or not file.endswith(SUFFIX):
+            return False
+        return digests == BESIDE or file.startswith(f"{digests}/")
+
+    def _recognise(self, entry: Entry) -> TraceFile | None:
+        """Say what a file is; a damaged trace stands beside its ranks, to be recorded as such."""
+        if entry in self._known:
+            return self._known[entry]
+        damaged = TraceFile(file=entry.file, format=KINETO, rank=rank_from_name(entry.file))
+        try:
+            known = recognise(entry.file, self._limits)
+        except Exception as error:  # noqa: BLE001 (one file must not hide those beside it)
+            if not isinstance(error, DebubbleError | OSError):
+                log("bug", level="error", problem=f"{printable(entry.file)}: {error!r}")
+            return damaged if named_like_a_trace(entry.file) else None
+        if known.is_trace:
+            return known
+        is_garbage = known.format == OTHER and named_like_a_trace(entry.file)
+        return damaged if is_garbage else None
+
+
+def fetch_tables(source: Source, address: str, seen: set[str]) -> int:
+    """Fetch a metered rank's tables that were not seen before; return how many there were.
+
+    A file keeps the time it was written at: one that is fetched again is the capture it was. What
+    the job says of itself comes before its table, as in a folder of its own.
+    """
+    address = address.rstrip("/")
+    listed = _ask(f"{address}/tables")
+    if listed is None:
+        raise NoAnswer(f"{address}/tables: no meter answers there")
+    count = 0
+    for name, modified_ns in _tables_of(listed, address):
+        if (key := f"{address} {name} {modified_ns}") in seen:
+            continue
+        body = _ask(f"{address}/tables/{name}")
+        if body is not None:  # else it is gone already: a meter keeps so many
+            file = Path(source.folder, name)
+            with replacing(file, sync=False) as partial:
+                partial.write_bytes(body)
+                os.utime(partial, ns=(modified_ns, modified_ns))
+            count += file.suffix == ".csv"
+        seen.add(key)
+    return count
+
+
+def _ask(url: str) -> bytes | None:
+    """Return an answer; None where there is nothing at that address."""
+    reply = fetch(Request(url=url, patience_s=ANSWER_S, most_bytes=_LARGEST_TABLE))
+    if reply.status == _NOT_THERE:
+        return None
+    if reply.status != _WELL:
+        raise NoAnswer(f"{url}: {reply.status} {printable(reply.reason)}")
+    return reply.body
+
+
+def _tables_of(listed: bytes, address: str) -> list[tuple[str, int]]:
+    """Read a list of tables: names that no meter writes are nobody's to place here."""
+    try:
+        rows = [(str(row["name"]), int(row["modified_ns"])) for row in json.loads(listed)]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise NoAnswer(f"{address}/tables: no list of tables") from error
+    return [(name, ns) for name, ns in rows if _TABLE.fullmatch(name) and ns >= 0]
+
+
+def is_complete(traces: Sequence[str], listed: Collection[str]) -> bool:
+    """Tell whether the sidecars of all ranks are there: each is written after its trace."""
+    if not all(sidecar_of(trace) in listed for trace in traces):
+        return False
+    sidecars = [read_sidecar(trace)[0] for trace in traces]
+    return all(sidecar and sidecar.world_size == len(traces) for sidecar in sidecars)
+
+
+def list_files(root: str) -> Iterable[Entry]:
+    """List all files below a folder or a prefix; hidden ones are unfinished."""
+    if is_url(root):
+        return _list_url(root)
+    if not Path(root).is_dir():
+        raise RunNotFound(f"{root}: no such folder", hint="is it mounted, and the path right?")
+    return _list_folder(root)
+
+
+def _is_text(name: str) -> bool:
+    """Tell a name that is UTF-8: Linux takes any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _list_folder(root: str) -> Iterable[Entry]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.startswith("."):
+                continue
+            file = os.path.join(folder, name)  # noqa: PTH118 (plain strings serve URLs alike)
+            with contextlib.suppress(OSError):
+                found = os.stat(file)  # noqa: PTH116
+                if not stat.S_ISREG(found.st_mode):
+                    continue  # a pipe or a device: reading it may never end
+                yield Entry(
+                    file=file,
+                    size=found.st_size,
+                    modified=str(found.st_mtime_ns),
+                    modified_s=found.st_mtime,
+                )
+
+
+def _list_url(root: str) -> list[Entry]:
+    try:
+        system, path = locate(root)
+        with plain_errors():
+            system.invalidate_cache()
+            found: dict[str, dict[str, Any]] = system.find(path, detail=True)
+    except (OSError, ImportError, ValueError) as error:
+        raise RunNotFound(f"{root}: {error}", hint="check the prefix and its access") from error
+    tells = ("ETag", "LastModified", "mtime", "created")
+    return [
+        Entry(
+            file=system.unstrip_protocol(name),
+            size=int(details.get("size") or 0),
+            modified=str(next((details[key] for key in tells if details.get(key)), "")),
+        )
+        for name, details in sorted(found.items())
+        if not name.rpartition("/")[2].startswith(".")
+    ]
+
+
+def _root(source: Source) -> str:
+    """Return the folder as listed files begin with it."""
+    if not is_url(source.folder):
+        return source.folder.rstrip("/")
+    system, path = locate(source.folder)
+    return str(system.unstrip_protocol(path)).rstrip("/")
+
+
+def digest_place(source: Source) -> DigestPlace | None:
+    """Return where the digests of a source go, should they be kept."""
+    if source.digests is None:
+        return None
+    return DigestPlace(place=source.digests, root=_root(source), run=source.name)
+
+
+def remove_capture(source: Source, files: Sequence[str]) -> None:
+    """Remove raw traces and their sidecars, and the folder that they leave empty.
+
+    What was moved away and left a link is somebody else's.
+    """
+    inside = _root(source) + "/"
+    for file in (name for trace in files for name in (trace, sidecar_of(trace))):
+        if not file.startswith(inside) or ".." in file.split("/"):
+            continue
+        if is_url(file):
+            system, path = locate(file)
+            with contextlib.suppress(OSError), plain_errors():
+                system.rm_file(path)
+            continue
+        if not Path(file).parent.resolve().is_relative_to(Path(inside).resolve()):
+            continue
+        with contextlib.suppress(OSError):
+            Path(file).unlink()
+        if Path(file).parent != Path(source.folder):
+            with contextlib.suppress(OSError):
+                Path(file).parent.rmdir()
+
+
+def prune(source: Source, journal: Journal, limits: Limits) -> int:
+    """Remove what is not to be kept; return how many captures went."""
+    if source.keep is None:
+        return 0
+    count = 0
+    for number, files in journal.prunable(source.name, keep=source.keep):
+        problem = _see_to_digests(source, files, limits)
+        if problem:
+            log("not_pruned", level="warning", source=source.name, problem=problem)
+            continue
+        remove_capture(source, files)
+        journal.forget_files(number)
+        count += 1
+    return count
+
+
+def _see_to_digests(source: Source, files: Sequence[str], limits: Limits) -> str:
+    """Make the digests that an earlier time did not keep; return what was in the way."""
+    digests = digest_place(source)
+    if digests is None:
+        return ""
+    missing = [file for file in files if not _has_digest(digests, file)]
+    if not missing:
+        return ""
+    try:
+        run = read_run(find_run(missing, limits=limits), limits=limits, digests=digests)
+    except DebubbleError:
+        return ""  # what cannot be read has no digest to keep
+    return next((str(gap) for gap in run.gaps if gap.code is Code.DIGEST_NOT_WRITTEN), "")
+
+
+def _has_digest(digests: DigestPlace, file: str) -> bool:
+    """Look for a digest of the file, or for those of its ranks."""
+    target = digests.target(file)
+    if is_url(target):
+        import fsspec  # noqa: PLC0415
+
+        system, path = fsspec.core.url_to_fs(target)
+        ranks = system.glob(path.removesuffix(SUFFIX) + f".rank*{SUFFIX}")
+        return bool(system.exists(path) or ranks)
+    path = Path(target)
+    stem = glob.escape(path.name.removesuffix(SUFFIX))
+    return path.exists() or any(path.parent.glob(f"{stem}.rank*{SUFFIX}"))

@@ -1,5 +1,0 @@
-"""Nothing in → a real gloo pipeline and its profiler traces out."""
-
-from debubble.demo.workload import Workload, run_workload
-
-__all__ = ["Workload", "run_workload"]

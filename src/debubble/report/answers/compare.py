@@ -1,0 +1,395 @@
+"""Measurements in → what `debubble compare` and `debubble history` answer of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import ClassVar
+
+import msgspec
+
+from debubble.analysis import Analysis
+from debubble.errors import Gap
+from debubble.ledger.causes import CAUSES
+from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
+from debubble.measure.measurement import Measurement, middle
+from debubble.measure.prediction import PredictionCheck
+from debubble.measure.statistics import least_samples
+from debubble.measure.store import Record, created_at
+from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
+from debubble.timeline.job import Basis
+from debubble.units import (
+    show_between,
+    show_bytes,
+    show_change,
+    show_number,
+    show_seconds,
+    show_share,
+)
+
+SCHEMA = "debubble.compare/1"
+LABELS = {
+    "bubble": "bubble",
+    "batch_latency": "batch latency",
+    "step_time": "step time",
+    "throughput": "throughput",
+    "profiled_batch_latency": "batch latency, profiled",
+    "profiled_step_time": "step time, profiled",
+    "ttft": "time to first token",
+    "tpot": "time per token",
+    "request_latency": "request latency",
+}
+
+
+class SideNumbers(Part, frozen=True, kw_only=True):
+    """The numbers of one side: medians."""
+
+    bubble_fraction: float | None
+    batch_latency_s: float | None
+    step_time_s: float | None
+    profiled_batch_latency_s: float | None
+    """Beside one that is unprofiled."""
+    peak_memory_bytes: list[int | None]
+    microbatches_per_s: float | None
+    tokens_per_s: float | None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    request_latency_s: float | None = None
+
+
+class SidePart(Part, frozen=True, kw_only=True):
+    """One side: its numbers, their count, the setting."""
+
+    paths: ClassVar = {"devices": "environment.devices"}
+
+    basis: str
+    """Of its batch latency, step time and throughput: profiled or unprofiled."""
+    numbers: SideNumbers
+    n: int
+    captures: int
+    kind: str
+    ranks: list[int]
+    microbatches: int | None
+    schedule: str | None
+    split: list[int] | None
+    context_lengths_up_to: list[int] | None
+    devices: list[str]
+    versions: dict[str, str]
+
+
+class SamplesPart(Part, frozen=True, kw_only=True):
+    """The samples of a number on one side."""
+
+    paths: ClassVar = {"ci": ("low", "high"), "n": "count"}
+
+    median: float
+    ci: list[float | None] | None
+    n: int
+
+
+class DeltaPart(Part, frozen=True, kw_only=True):
+    """What a number did: a share of itself; of the bubble, in points."""
+
+    paths: ClassVar = {"ci": ("low", "high")}
+
+    before: SamplesPart | None
+    after: SamplesPart | None
+    change: float | None
+    ci: list[float | None] | None
+    p: float | None
+    direction: str
+    tested: bool
+
+
+class MemoryDelta(Part, frozen=True, kw_only=True):
+    """The peak of one rank before and after, and what is left."""
+
+    rank: int
+    before_bytes: int | None
+    after_bytes: int | None
+    limit_bytes: int | None
+    headroom_bytes: int | None
+    unsafe: bool
+
+
+class DifferencePart(Part, frozen=True, kw_only=True):
+    """Something else that differs."""
+
+    paths: ClassVar = {"what": "name"}
+
+    what: str
+    before: str
+    after: str
+
+
+class CauseChange(Part, frozen=True, kw_only=True):
+    """A cause of the ledger, as shares of the batch, or of the time of a stream."""
+
+    cause: str
+    before_fraction: float
+    after_fraction: float
+
+
+class PredictedPart(Part, frozen=True, kw_only=True):
+    """What a plan had predicted of the change, and how that stands."""
+
+    paths: ClassVar = {
+        "change": "prediction.words",
+        "basis": "prediction.basis",
+        "batch_latency_s": "prediction.batch_latency_s",
+        "interval": ("prediction.low_s", "prediction.high_s"),
+    }
+
+    change: str
+    """As the plan words it."""
+    basis: str
+    batch_latency_s: float
+    interval: list[float]
+    """The low end and the high end of 80 %."""
+    measured_s: float | None
+    """On the same basis; null where nothing was timed on it."""
+    verdict: str
+    """as predicted; slower, faster or another batch than predicted; unknown."""
+    sentence: str
+
+
+class CompareAnswer(Answer, frozen=True, kw_only=True):
+    """The run after a change against the one before."""
+
+    paths: ClassVar = {
+        "threshold_fraction": "threshold",
+        "samples_needed": "needed",
+        "detectable_fraction": "detectable",
+    }
+
+    schema: str = SCHEMA
+    basis: str
+    """Of all times but those that are called otherwise: profiled, unprofiled, or mixed."""
+    before: SidePart
+    after: SidePart
+    delta: dict[str, DeltaPart]
+    causes: list[CauseChange]
+    """Where the time went before and after; empty where a side has no account."""
+    memory: list[MemoryDelta]
+    setting: list[DifferencePart]
+    environment: list[DifferencePart]
+    verdict: str
+    confidence: str
+    decided_by: str
+    threshold_fraction: float
+    samples_needed: int | None
+    detectable_fraction: float | None
+    throughput_unit: str
+    predicted: PredictedPart | None
+    reasons: list[str]
+    notes: list[str]
+    sentence: str
+    warnings: list[AnswerWarning]
+
+    def tables(self) -> dict[str, list[dict[str, object]]]:
+        """Return the tables of the answer: what each number did comes first."""
+        rows: list[dict[str, object]] = [
+            {
+                "number": name,
+                "before": delta.before.median if delta.before else None,
+                "after": delta.after.median if delta.after else None,
+                "change": delta.change,
+                "low": delta.ci[0] if delta.ci else None,
+                "high": delta.ci[1] if delta.ci else None,
+                "p": delta.p,
+            }
+            for name, delta in self.delta.items()
+        ]
+        return {"delta": rows} | super().tables()
+
+
+def compare_causes(
+    before: Sequence[Analysis], after: Sequence[Analysis]
+) -> tuple[CauseChange, ...]:
+    """Hold the accounts of two sides against each other: means over captures."""
+    sides = []
+    for captures in (before, after):
+        every = [run.ledger or run.stream for run in captures]
+        accounts = [account.shares() for account in every if account is not None]
+        if not accounts:
+            return ()
+        sides.append(
+            {cause: fmean(account.get(cause, 0.0) for account in accounts) for cause in CAUSES}
+        )
+    return tuple(
+        CauseChange(
+            cause=str(cause), before_fraction=sides[0][cause], after_fraction=sides[1][cause]
+        )
+        for cause in CAUSES
+        if sides[0][cause] or sides[1][cause]
+    )
+
+
+def answer_compare(
+    found: Comparison, gaps: Sequence[Gap] = (), causes: Sequence[CauseChange] = ()
+) -> CompareAnswer:
+    """Say what changed, and how sure that is; `causes` where the accounts are at hand."""
+    return CompareAnswer.of(
+        found,
+        basis=found.bases[0] if found.bases[0] == found.bases[1] else "mixed",
+        before=answer_side(found.before, found.bases[0]),
+        after=answer_side(found.after, found.bases[1]),
+        delta={delta.name: DeltaPart.of(delta) for delta in found.deltas},
+        causes=list(causes),
+        predicted=None if found.predicted is None else answer_check(found.predicted),
+        sentence=say_comparison(found),
+        warnings=list_warnings(gaps),
+    )
+
+
+def answer_check(check: PredictionCheck) -> PredictedPart:
+    """Return a prediction and what was measured."""
+    return PredictedPart.of(check, sentence=str(check))
+
+
+def answer_side(measurement: Measurement, basis: Basis | None = None) -> SidePart:
+    """Return a measurement: medians, their count, the setting; on its own basis or another's."""
+    basis, served = basis or measurement.basis, measurement.served
+    batches, steps = measurement.batch_latencies_s(basis), measurement.step_times_s(basis)
+    rate = middle(measurement.rates_per_s(steps or batches))
+    profiled = () if basis == measurement.traced else measurement.batch_latencies_s(Basis.PROFILED)
+    tokens_rate = rate * measurement.tokens if rate and measurement.tokens else None
+    versions: dict[str, list[str]] = {}
+    for name, value in measurement.environment.versions:
+        versions.setdefault(name, []).append(value)
+    return SidePart.of(
+        measurement,
+        basis=basis,
+        numbers=SideNumbers(
+            bubble_fraction=middle(measurement.bubble_fractions),
+            batch_latency_s=middle(batches),
+            step_time_s=middle(steps),
+            profiled_batch_latency_s=middle(profiled),
+            peak_memory_bytes=[rank.peak_bytes for rank in measurement.memory],
+            microbatches_per_s=None if served else rate,
+            tokens_per_s=rate if served else tokens_rate,
+            ttft_s=middle(served.ttft_s) if served else None,
+            tpot_s=middle(served.tpot_s) if served else None,
+            request_latency_s=middle(served.latency_s) if served else None,
+        ),
+        n=len(served.latency_s) if served else len(measurement.samples),
+        captures=served.runs if served else len(measurement.captures),
+        context_lengths_up_to=sorted(measurement.contexts) or None,
+        # What differs from rank to rank with all its values.
+        versions={name: ", ".join(values) for name, values in versions.items()},
+    )
+
+
+def say_comparison(found: Comparison) -> str:
+    """Say the verdict in a sentence."""
+    if found.verdict is Verdict.NOT_COMPARABLE:
+        return f"Not comparable: {'; '.join(found.reasons)}."
+    if found.verdict is Verdict.UNSAFE_MEMORY:
+        return f"Unsafe: {_say_memory(found.memory)}; {_say_speed(found)}."
+    word = {
+        Verdict.BETTER: "Better",
+        Verdict.WORSE: "Worse",
+        Verdict.NO_CLEAR_CHANGE: "No clear change",
+    }[found.verdict]
+    because = f"; {found.reasons[0]}" if found.reasons else ""
+    if found.confidence is Confidence.TESTED:
+        return f"{word}: {_say_speed(found)}{because}."
+    first, second = found.deciding.before, found.deciding.after
+    counts = f"{first.count if first else 0} and {second.count if second else 0}"
+    needed = found.needed or least_samples()
+    return (
+        f"{word}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
+        f"indicative, a test needs about {needed} steps a side."
+    )
+
+
+def _say_speed(found: Comparison) -> str:
+    delta = found.deciding
+    if delta.change is None or delta.before is None or delta.after is None:
+        return f"{LABELS[delta.name]} is not known"
+    said = f"{LABELS[delta.name]} {show_delta(delta.name, delta.change)}"
+    if delta.low is not None and delta.high is not None:
+        said += f" ({show_interval(delta.name, [delta.low, delta.high])})"
+    first = show_figure(delta.name, delta.before.median)
+    second = show_figure(delta.name, delta.after.median)
+    if delta.name == "throughput":
+        return f"{said}, {first} to {second} {found.throughput_unit} per second"
+    return f"{said}, {first} to {second}"
+
+
+def _say_memory(changes: Sequence[MemoryChange]) -> str:
+    """Say which rank has least memory left."""
+    tight = [change for change in changes if change.unsafe]
+    worst = min(tight, key=lambda change: change.headroom_bytes or 0)
+    limit, left = show_bytes(worst.limit_bytes or 0), worst.headroom_bytes or 0
+    if left < 0:
+        return f"rank {worst.rank} is {show_bytes(-left)} over its {limit}"
+    return f"rank {worst.rank} has {show_bytes(left)} left of {limit}"
+
+
+def label_of(found: CompareAnswer, name: str) -> str:
+    """Return what a number is called beside its figures: throughput is named by its unit."""
+    return f"{found.throughput_unit}/s" if name == "throughput" else LABELS[name]
+
+
+def show_figure(name: str, value: float | None) -> str:
+    """Write one of the numbers in its unit."""
+    if value is None:
+        return "–"
+    if name == "bubble":
+        return show_share(value)
+    return show_number(value) if name == "throughput" else show_seconds(value)
+
+
+def show_delta(name: str, change: float | None) -> str:
+    """Write what a number did."""
+    if change is None:
+        return "–"
+    shown = show_change(change)
+    return shown.replace("%", "points") if name == "bubble" else shown
+
+
+def show_interval(name: str, interval: Sequence[float | None] | None) -> str:
+    """Write where the change lies."""
+    if interval is None or None in interval:
+        return ""
+    return show_between(*(show_delta(name, end or 0.0) for end in interval))
+
+
+class RecordPart(SidePart, frozen=True, kw_only=True):
+    """One measurement, and what it is kept as."""
+
+    number: int
+    name: str
+    created: str
+    tags: dict[str, str]
+    measurement: Measurement | msgspec.UnsetType = msgspec.UNSET
+    """Every sample; left out of a list."""
+
+
+class HistoryAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble history` says."""
+
+    schema: str = "debubble.history/1"
+    records: list[RecordPart]
+    warnings: list[AnswerWarning]
+
+
+def answer_history(
+    records: Sequence[Record], gaps: Sequence[Gap] = (), *, whole: bool = False
+) -> HistoryAnswer:
+    """List records, the oldest first; whole: with every sample."""
+    parts = []
+    for record in records:
+        side = answer_side(record.measurement)
+        parts.append(
+            RecordPart(
+                **msgspec.structs.asdict(side),
+                number=record.number,
+                name=record.name,
+                created=created_at(record.created_s),
+                tags=dict(record.tags),
+                measurement=record.measurement if whole else msgspec.UNSET,
+            )
+        )
+    return HistoryAnswer(records=parts, warnings=list_warnings(gaps))

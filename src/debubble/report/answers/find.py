@@ -1,0 +1,606 @@
+"""An `Analysis` in → what `debubble find` answers: the bubble, against theory, why and whose."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+from debubble.analysis import Analysis
+from debubble.report.answers.base import (
+    Answer,
+    AnswerWarning,
+    Part,
+    explain_nulls,
+    list_warnings,
+    seconds,
+)
+from debubble.report.answers.inspect import FIND_SCHEMA, say_busy
+from debubble.report.answers.ledger import (
+    WITHOUT_TRACE,
+    AccountPart,
+    BottleneckPart,
+    NamedCause,
+    RatesPart,
+    ReplayPart,
+    SavingPart,
+    Tariff,
+    answer_account,
+    answer_bottleneck,
+    answer_causes,
+    answer_replay,
+    answer_savings,
+    rates_of,
+    worth_savings,
+)
+from debubble.report.answers.links import HopPart, hop_parts
+from debubble.report.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
+from debubble.report.answers.replicas import ReplicasPart, answer_replicas
+from debubble.report.answers.serving import (
+    HostPart,
+    PhasePart,
+    ProfilerPart,
+    SchedulerPart,
+    answer_hosts,
+    answer_phases,
+    answer_profiler,
+    answer_scheduler,
+    answer_stream,
+    answer_stream_causes,
+    answer_stream_replay,
+    answer_stream_savings,
+)
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.job import Basis, JobFacts
+from debubble.timeline.model import PassKind, RankTimeline
+from debubble.timeline.replicas import DRAGS
+from debubble.units import NS_PER_S, counted, show_members, show_percent
+
+
+class FrameworkPart(Part, frozen=True, kw_only=True):
+    """Whose framework ran it, and how it divides the job."""
+
+    paths: ClassVar = {"name": "framework"}
+
+    name: str | None
+    tensor: int | None
+    context: int | None
+    expert: int | None
+    data: int | None
+    sharded: int | None
+    microbatch_size: int | None
+    sequence: int | None
+    recomputes: bool
+
+
+class DeviationPart(Part, frozen=True, kw_only=True):
+    """Where a run first differs from the schedule that was stated."""
+
+    rank: int
+    step: int
+    place: int
+    found: str | None
+    expected: str | None
+
+
+class StatedPart(Part, frozen=True, kw_only=True):
+    """The schedule as the user states it, and whether the run has it."""
+
+    paths: ClassVar = {"schedule": "name"}
+
+    schedule: str
+    chunks: int | None
+    agrees: bool | None
+    deviation: DeviationPart | None
+
+
+class LeftOutPart(Part, frozen=True, kw_only=True):
+    """A step that no figure is made of."""
+
+    step: int
+    why: str
+
+
+class RunPart(Part, frozen=True, kw_only=True):
+    """What ran: all pipelines by their ranks, and the shape of the one to look into."""
+
+    paths: ClassVar = {"steps": "windows.step", "steps_left_out": "left_out"}
+
+    capture: str
+    captures: list[str]
+    kind: str
+    pipelines: list[list[int]]
+    ranks: int
+    stages: int
+    chunks: int
+    microbatches: int | None
+    schedule: str | None
+    framework: FrameworkPart
+    stated: StatedPart | None
+    steps: list[int]
+    devices: list[str]
+    clock_uncertainty_s: float | None
+    missing_ranks: list[int]
+    partial: bool
+    one_run: bool
+    steps_inferred: bool
+    steps_left_out: list[LeftOutPart]
+
+
+class NumbersPart(Part, frozen=True, kw_only=True):
+    """The three numbers, and throughput."""
+
+    bubble_fraction: float | None
+    batch_latency_s: float | None
+    step_time_s: float | None
+    peak_memory_bytes: list[int | None]
+    microbatches_per_s: float | None
+    tokens_per_s: float | None
+    unprofiled_batch_latency_s: float | None
+
+
+class JobPart(Part, frozen=True, kw_only=True):
+    """What the job said of itself."""
+
+    paths: ClassVar = {
+        "unprofiled_step_time_s": "unprofiled_step_s",
+        "profiled_step_time_s": "profiled_step_s",
+    }
+
+    schedule: str | None
+    microbatches: int | None
+    split: list[int] | None
+    tokens: int | None
+    context_lengths: list[int] | None
+    unprofiled_step_time_s: float | None
+    profiled_step_time_s: float | None
+    steps_timed: int
+    overhead_fraction: float | None
+
+
+class TheoryPart(Part, frozen=True, kw_only=True):
+    """What theory gives: the formula, and the schedule with equal stages and free transfers."""
+
+    bubble_fraction: float | None
+    schedule_bubble_fraction: float | None
+
+
+class SharesPart(Part, frozen=True, kw_only=True):
+    """How a rank's time looks to a dashboard, and what it is."""
+
+    rank: int
+    apparent_fraction: float | None
+    useful_fraction: float | None
+    bubble_fraction: float | None
+    busy_fraction: float | None
+
+
+class UtilisationPart(Part, frozen=True, kw_only=True):
+    """The same of all ranks."""
+
+    paths: ClassVar = {"ranks": "shares"}
+
+    apparent_fraction: float | None
+    useful_fraction: float | None
+    ranks: list[SharesPart]
+
+
+class StreamPart(Part, frozen=True, kw_only=True):
+    """What only a stream has."""
+
+    paths: ClassVar = {
+        "batches_in_flight": "in_flight",
+        "batches_in_flight_sure": "sure",
+        "mean_batches_in_flight": "batches_in_flight",
+        "most_batches_in_flight": "most_in_flight",
+    }
+
+    window_s: float
+    batches_in_flight: float
+    batches_in_flight_sure: bool
+    """False where captures do not show which batch of one rank is which of the next: it may then be
+    some batches off."""
+    first_sets_pace: bool
+    """The first stage does, so that the driver may allow more batches in flight than these."""
+    mean_batches_in_flight: float
+    most_batches_in_flight: int
+    batch_latency_p95_s: float | None
+    batches: int
+    bubble_fraction_of_equal_stages: float | None
+    turn_s: float | None
+    """What a batch takes in turn: from one that leaves the last stage to the next."""
+    phases: list[PhasePart]
+    phases_labelled: bool | None
+    """Names in the traces told them; else sizes and what was launched did."""
+    profiler: ProfilerPart | None
+    scheduler: SchedulerPart | None
+    hosts: list[HostPart]
+
+
+class ShapePart(Part, frozen=True, kw_only=True):
+    """How waits between passes lie."""
+
+    jagged_fraction: float
+    where: str
+    median_wait_s: float
+    waits: int
+
+
+class PassPart(Part, frozen=True, kw_only=True):
+    """What one kind of pass takes."""
+
+    paths: ClassVar = {"n": "count"}
+
+    median_s: float
+    mad_s: float
+    n: int
+
+
+class StagePart(Part, frozen=True, kw_only=True):
+    """One stage."""
+
+    stage: int
+    rank: int
+    layers: int | None
+    layer_s: float | None
+    passes: dict[str, PassPart]
+
+
+class MemoryPart(Part, frozen=True, kw_only=True):
+    """What one rank holds."""
+
+    rank: int
+    static_bytes: int | None
+    per_microbatch_bytes: int | None
+    transient_bytes: int | None
+    peak_bytes: int | None
+    passes_peak_bytes: int | None
+    between_peak_bytes: int | None
+    peak_reserved_bytes: int | None
+    most_in_flight: int | None
+    limit_bytes: int | None
+    job_peak_bytes: int | None
+    free_bytes: int | None
+    other_bytes: int | None
+
+
+class PipelinePart(Part, frozen=True, kw_only=True):
+    """One pipeline of the job, in a line."""
+
+    paths: ClassVar = {"ranks": "ranks.rank", "missing_ranks": "absent"}
+
+    pipeline: int
+    ranks: list[int]
+    missing_ranks: list[int]
+    bubble_fraction: float | None
+    batch_latency_s: float | None
+    peak_memory_bytes: int | None
+
+
+class FindAnswer(Answer, frozen=True, kw_only=True):
+    """The pipeline to look into in full, the others as a line each."""
+
+    schema: str = FIND_SCHEMA
+    basis: str
+    """Of all times but those that are called otherwise: profiled, or unprofiled."""
+    run: RunPart
+    numbers: NumbersPart
+    job: JobPart | None
+    theory: TheoryPart
+    longest_stage_bubble: float | None
+    bubble_over_ideal: float | None
+    utilisation: UtilisationPart
+    outside: dict[str, float]
+    side_work: dict[str, float]
+    """What ran beside the passes, as a share of the batch on the mean of all ranks."""
+    stream: StreamPart | None
+    shape: ShapePart | None
+    ledger: AccountPart | None
+    savings: list[SavingPart] | None
+    more_microbatches: MoreMicrobatchesPart | None
+    rates: RatesPart | None
+    """What the worth of savings is counted by; null where no GPU is known."""
+    replay: ReplayPart | None
+    named: list[NamedCause]
+    bottleneck: BottleneckPart | None
+    stages: list[StagePart]
+    memory: list[MemoryPart]
+    hops: list[HopPart]
+    pipelines: list[PipelinePart]
+    shown_pipeline: int
+    """The one that everything else is about."""
+    replicas: ReplicasPart | None
+    unknown: dict[str, str] = msgspec.field(default_factory=dict)
+    """Why what is null cannot be said."""
+    verdict: str
+    warnings: list[AnswerWarning]
+
+    def tables(self) -> dict[str, list[dict[str, object]]]:
+        """Return the tables of the answer: numbers and the ledger by rank are tables, too."""
+        found = super().tables()
+        numbers = msgspec.to_builtins(self.numbers)
+        numbers["peak_memory_bytes"] = max(filter(None, numbers["peak_memory_bytes"]), default=None)
+        ledger = [
+            {"rank": rank.rank, **rank.shares}
+            for rank in (self.ledger.ranks if self.ledger else ())
+        ]
+        return {"numbers": [numbers], "ledger": ledger} | found
+
+
+def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
+    """Say what the bubble is, why, and whose it is; and what is saved is worth, by a tariff."""
+    rates = rates_of(analysis, tariff or Tariff())
+    pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
+    stream = analysis.stream
+    replicas = answer_replicas(analysis.replicas) if analysis.replicas else None
+    answer = FindAnswer(
+        basis=analysis.basis.traced,
+        run=_run_part(analysis),
+        numbers=_numbers_part(analysis),
+        job=_job_part(job),
+        theory=TheoryPart(
+            bubble_fraction=analysis.theory, schedule_bubble_fraction=analysis.theory_of_schedule
+        ),
+        longest_stage_bubble=pipeline.longest_stage_bubble,
+        bubble_over_ideal=pipeline.bubble_over_ideal,
+        utilisation=UtilisationPart.of(pipeline),
+        outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
+        side_work=pipeline.side_fractions,
+        stream=_stream_part(analysis),
+        shape=None if pipeline.shape is None else ShapePart.of(pipeline.shape),
+        ledger=answer_account(ledger) if ledger else answer_stream(stream) if stream else None,
+        savings=worth_savings(
+            answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None,
+            None if stream else pipeline.step_time_ns,
+            rates,
+        ),
+        more_microbatches=answer_more_microbatches(analysis.doubled_microbatches)
+        if ledger
+        else None,
+        rates=rates.as_part(),
+        replay=answer_replay(ledger)
+        if ledger
+        else answer_stream_replay(stream)
+        if stream
+        else None,
+        named=answer_stream_causes(analysis) if stream else answer_causes(analysis),
+        bottleneck=answer_bottleneck(analysis.bottleneck),
+        stages=_stage_parts(analysis),
+        memory=[_memory_part(rank) for rank in pipeline.ranks],
+        hops=hop_parts(analysis),
+        pipelines=[_pipeline_part(figures) for figures in analysis.pipelines],
+        shown_pipeline=pipeline.pipeline,
+        replicas=replicas,
+        verdict=say_bubble(analysis),
+        warnings=list_warnings(analysis.warnings),
+    )
+    return msgspec.structs.replace(answer, unknown=explain_nulls(answer, _reasons(pipeline)))
+
+
+def _run_part(analysis: Analysis) -> RunPart:
+    run, pipeline = analysis.run, analysis.pipeline
+    known = pipeline.ranks[0].parallelism
+    uncertainty_s = analysis.timeline.clock_uncertainty_ns / NS_PER_S if pipeline.one_run else None
+    return RunPart.of(
+        pipeline,
+        capture=run.found.capture.name,
+        captures=[capture.name for capture in run.found.captures],
+        pipelines=[[rank.rank for rank in each.ranks] for each in analysis.pipelines],
+        ranks=len(pipeline.ranks),
+        stages=len({stage for rank in pipeline.ranks for stage in rank.stages}),
+        chunks=max(len(rank.stages) for rank in pipeline.ranks),
+        framework=FrameworkPart.of(known, recomputes=pipeline.ranks[0].recomputes),
+        devices=sorted({d.name for trace in run.ranks for d in trace.header.devices}),
+        clock_uncertainty_s=uncertainty_s,
+        missing_ranks=list(run.missing_ranks),
+        partial=bool(pipeline.absent) or pipeline.cut,
+        steps_inferred=analysis.timeline.inferred and bool(pipeline.windows),
+    )
+
+
+def _numbers_part(analysis: Analysis) -> NumbersPart:
+    pipeline, job, basis = analysis.pipeline, analysis.job, analysis.basis
+    step = pipeline.step_time_ns or pipeline.batch_latency_ns
+    rate = pipeline.microbatches * NS_PER_S / step if pipeline.microbatches and step else None
+    # Of steps without the profiler, where the job told how many tokens they have.
+    timed = None if pipeline.stream is not None else job.unprofiled_step_s
+    return NumbersPart(
+        bubble_fraction=pipeline.bubble_fraction,
+        batch_latency_s=seconds(pipeline.batch_latency_ns),
+        step_time_s=seconds(pipeline.step_time_ns),
+        peak_memory_bytes=[rank.peak_memory_bytes for rank in pipeline.ranks],
+        microbatches_per_s=pipeline.stream.batches_per_s if pipeline.stream else rate,
+        tokens_per_s=None if job.tokens is None or timed is None else job.tokens / timed,
+        unprofiled_batch_latency_s=seconds(basis.batch_latency_ns)
+        if basis.name is Basis.UNPROFILED
+        else None,
+    )
+
+
+def _job_part(job: JobFacts) -> JobPart | None:
+    return None if job == JobFacts() else JobPart.of(job)
+
+
+def _stream_part(analysis: Analysis) -> StreamPart | None:
+    stream, account = analysis.pipeline.stream, analysis.stream
+    if stream is None:
+        return None
+    return StreamPart.of(
+        stream,
+        window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
+        bubble_fraction_of_equal_stages=analysis.theory_of_stream,
+        turn_s=seconds(account.turn_ns) if account else None,
+        phases=answer_phases(account) if account else [],
+        phases_labelled=account.batches.labelled if account else None,
+        profiler=answer_profiler(analysis),
+        scheduler=answer_scheduler(analysis),
+        hosts=answer_hosts(analysis),
+    )
+
+
+def _stage_parts(analysis: Analysis) -> list[StagePart]:
+    pipeline = analysis.pipeline
+    layer_ns = {layers.stage: layers.layer_ns for rank in pipeline.ranks for layers in rank.layers}
+    stages: dict[int, StagePart] = {}
+    for row in pipeline.stages:
+        stage = stages.setdefault(
+            row.stage,
+            StagePart(
+                stage=row.stage,
+                rank=row.rank,
+                layers=analysis.layers_of(row.stage),
+                layer_s=seconds(layer_ns.get(row.stage)),
+                passes={},
+            ),
+        )
+        stage.passes[PassKind(row.kind).name] = PassPart.of(row)
+    return list(stages.values())
+
+
+def _memory_part(rank: RankTimeline) -> MemoryPart:
+    names = [name for name in MemoryPart.__struct_fields__ if name != "rank"]
+    return MemoryPart(rank=rank.rank, **{name: getattr(rank.memory, name, None) for name in names})
+
+
+def _pipeline_part(pipeline: PipelineFigures) -> PipelinePart:
+    peaks = [rank.peak_memory_bytes for rank in pipeline.ranks]
+    return PipelinePart.of(
+        pipeline,
+        batch_latency_s=None if pipeline.stream else seconds(pipeline.batch_latency_ns),
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+    )
+
+
+def say_bubble(analysis: Analysis) -> str:
+    """Say the bubble in a sentence."""
+    pipeline, count = analysis.pipeline, len(analysis.pipelines)
+    drags = analysis.replicas is not None and analysis.replicas.verdict == DRAGS
+    which = "which drags the others" if drags else "the worst"
+    of = [f"pipeline {pipeline.pipeline} of {count}, {which}"] if count > 1 else []
+    if pipeline.bubble_fraction is None:
+        shares = say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
+        return f"The bubble cannot be told: {_why_no_bubble(pipeline)}. Busy: {shares}."
+    who = "Ranks wait"
+    if pipeline.absent:
+        noun = "rank" if len(pipeline.absent) == 1 else "ranks"
+        absent = f"{noun} {show_members(pipeline.absent)}"
+        who = f"In part, with no trace of {absent}: the other ranks wait"
+    elif pipeline.cut:
+        who = "In part, of a step that the capture cuts: ranks wait"
+    waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "
+    if pipeline.kind == "stream":
+        return _say_stream(f"{waits}time{_in_brackets(of)}", analysis)
+    if analysis.theory is not None:
+        of.append(
+            f"theory for {counted(len(pipeline.ranks) + len(pipeline.absent), 'rank')}, "
+            f"{counted(pipeline.microbatches or 0, 'microbatch', 'microbatches')}: "
+            f"{show_percent(analysis.theory)}"
+        )
+    elif analysis.theory_of_schedule is not None:
+        named = pipeline.stated.name if pipeline.stated else pipeline.schedule
+        alike = show_percent(analysis.theory_of_schedule)
+        of.append(f"{named} with equal stages and free transfers: {alike}")
+    sentence = f"{waits}batch{_in_brackets(of)}"
+    if pipeline.apparent_fraction is not None and pipeline.useful_fraction is not None:
+        sentence += (
+            f"; a dashboard would show {show_percent(pipeline.apparent_fraction)} busy, "
+            f"{show_percent(pipeline.useful_fraction)} is useful"
+        )
+    return f"{sentence}."
+
+
+def _in_brackets(words: list[str]) -> str:
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _say_stream(waits: str, analysis: Analysis) -> str:
+    """Say how many batches were in flight, and what that alone would cost."""
+    stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
+    if analysis.pipeline.absent:  # what is in flight in stages without a trace does not show
+        return f"{waits}."
+    if stream is not None and stream.first_sets_pace:
+        least = f"{stream.usual_in_flight} or more batches in flight"
+        return f"{waits} with {least}: the first stage sets the pace, so that more do not show."
+    if stream is not None and not stream.sure:
+        low, high = stream.may_be
+        so_many = f"{low} or more" if high is None else f"{low} to {high}"
+        return (
+            f"{waits} with {so_many} batches in flight: the captures do not show which batch of "
+            "one rank is which of the next."
+        )
+    if stream is None or expected is None:
+        return f"{waits}."
+    if stream.kept is not None:
+        batches = counted(stream.kept, "batch", "batches")
+    else:
+        batches = f"{stream.in_flight:.1f} batches ({stream.most_in_flight} at most)"
+    ranks = counted(len(analysis.pipeline.ranks), "rank")
+    return f"{waits} with {batches} in flight (theory for {ranks}: {show_percent(expected)})."
+
+
+def _why_no_bubble(pipeline: PipelineFigures) -> str:
+    if not pipeline.one_run:
+        return "these ranks are not of one run"
+    if pipeline.kind == "stream":
+        return "no span that all ranks share"
+    return pipeline.gaps[-1].message if pipeline.gaps else "no such step on all ranks"
+
+
+def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
+    """Return why each thing may be null, by its path."""
+    streams = pipeline.kind == "stream"
+    no_steps = "batches overlap: a stream has no steps" if streams else "no step is whole"
+    no_account = "passes are not forward ones, one stage a rank" if streams else no_steps
+    no_account = no_account if pipeline.one_run else "these ranks are not of one run"
+    no_job = "no sidecar beside the traces says what steps take without the profiler"
+    no_memory = "record with profile_memory=True, on a device"
+    unjudged = "nothing tells what the hop should take"
+    not_repaired = "it takes an account of the steps, and messages that tell what the hop takes"
+
+    def steps_or(why: str) -> str:
+        return no_steps if streams else why
+
+    return {
+        "run.microbatches": steps_or("steps or stages differ in their number"),
+        "run.schedule": steps_or("no known schedule orders passes like that"),
+        "run.framework.name": "nothing in the traces is of one framework alone",
+        "run.clock_uncertainty_s": "these ranks are not of one run",
+        "numbers.bubble_fraction": "no span that all ranks share" if streams else no_steps,
+        "numbers.batch_latency_s": no_steps,
+        "numbers.step_time_s": steps_or("it takes two steps to tell"),
+        "numbers.peak_memory_bytes[]": no_memory,
+        "numbers.microbatches_per_s": no_steps,
+        "numbers.tokens_per_s": steps_or(
+            "traces do not tell how many tokens a step has: give tokens= to debubble.capture"
+        ),
+        "numbers.unprofiled_batch_latency_s": no_job,
+        "theory.bubble_fraction": steps_or(
+            "the formula holds for one stage a rank, all ranks known"
+        ),
+        "theory.schedule_bubble_fraction": steps_or(
+            "it takes a schedule and all its ranks and kinds of passes"
+        ),
+        "ledger": no_account,
+        "savings": no_account,
+        "more_microbatches": no_account,
+        "replay": no_account,
+        "stream.turn_s": "too few batches were captured from the first stage to the last",
+        "stream.phases_labelled": no_account,
+        "stream.profiler": "no note of the server's own metrics: capture with --server",
+        "stream.phases[].tokens": "record with record_shapes=True",
+        "stream.phases[].padded_tokens": "record with record_shapes=True",
+        "stream.scheduler": "no label of an engine tells its turns",
+        "bottleneck": WITHOUT_TRACE if pipeline.absent else "the bubble is what takes most",
+        "stages[].layers": "no layer is told apart by its kernels, and no job names their number",
+        "hops[].bytes": "the table has no column of bytes"
+        if pipeline.ranks[0].timers
+        else "record with record_shapes=True",
+        "hops[].from_stage": "these ranks hold several neighbouring stages: see `stages`",
+        "hops[].to_stage": "these ranks hold several neighbouring stages: see `stages`",
+        "hops[].wire_s.median": "every message had left before its receive began",
+        "hops[].bytes_per_s": "no message of known size was waited for",
+        "hops[].expected_bytes_per_s": unjudged,
+        "hops[].times_expected": unjudged,
+        "hops[].times": unjudged,
+        "hops[].cost_per_batch_s": not_repaired,
+    }

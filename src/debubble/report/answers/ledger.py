@@ -1,0 +1,541 @@
+"""A `Ledger` in → its part of an answer: shares, culprits, causes in sentences, and savings.
+
+A saving is also told as what it is worth a day: GPU-hours, money, energy. A job that runs all day
+does the work of a day in less time: what that frees is counted on all devices of the job. Ranks
+that share a device count once; ranks on a CPU count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import ClassVar
+
+import msgspec
+
+from debubble.analysis import Analysis
+from debubble.ledger.causes import CAUSE_OF, Cause
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.model import find_culprits
+from debubble.ledger.savings import HEAD_OF_LINE
+from debubble.ledger.verdict import LITTLE, MATTERS, Bottleneck, MainCause
+from debubble.report.answers.base import Part
+from debubble.report.answers.change import describe, say_gain
+from debubble.report.answers.microbatches import answer_more_microbatches, say_microbatches
+from debubble.timeline.model import RankTimeline, ranks_a_device
+from debubble.timeline.steps import numbered
+from debubble.units import (
+    NS_PER_S,
+    counted,
+    show_duration,
+    show_number,
+    show_percent,
+    show_price,
+    show_times,
+)
+
+_HOURS_A_DAY = 24.0
+_W_PER_KW = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff:
+    """What a device costs; None where nobody said it."""
+
+    price: float | None = None
+    """Of a device for an hour."""
+    currency: str = ""
+    watts: float | None = None
+    """That a device draws while the job runs."""
+
+
+class WorthPart(Part, frozen=True, kw_only=True):
+    """What a saving is worth a day; less than nothing where a change loses."""
+
+    gpu_hours_per_day: float
+    money_per_day: float | None
+    kwh_per_day: float | None
+
+
+class RatesPart(Part, frozen=True, kw_only=True):
+    """What worth is counted by."""
+
+    gpus: int
+    price_per_gpu_hour: float | None
+    currency: str
+    watts_per_gpu: float | None
+    watts_measured: bool
+    """By the job itself, beside its traces; else as stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The devices of a job, and what an hour of one takes."""
+
+    gpus: int
+    tariff: Tariff = field(default_factory=Tariff)
+    measured_watts: float | None = None
+
+    @property
+    def watts(self) -> float | None:
+        """What a device draws: as stated, else as the job saw it."""
+        return self.measured_watts if self.tariff.watts is None else self.tariff.watts
+
+    def worth_of(self, share: float) -> WorthPart | None:
+        """Return what a share of all time is worth; None where no device is known."""
+        if not self.gpus:
+            return None
+        hours = _HOURS_A_DAY * self.gpus * share
+        price, watts = self.tariff.price, self.watts
+        return WorthPart(
+            gpu_hours_per_day=hours,
+            money_per_day=None if price is None else hours * price,
+            kwh_per_day=None if watts is None else hours * watts / _W_PER_KW,
+        )
+
+    def worth_of_gain(self, gain: float) -> WorthPart | None:
+        """Return what it is worth to do so much more a second."""
+        return self.worth_of(1 - 1 / (1 + gain)) if gain > -1 else None
+
+    def as_part(self) -> RatesPart | None:
+        """Return what is counted by, as data."""
+        if not self.gpus:
+            return None
+        return RatesPart(
+            gpus=self.gpus,
+            price_per_gpu_hour=self.tariff.price,
+            currency=self.tariff.currency,
+            watts_per_gpu=self.watts,
+            watts_measured=self.tariff.watts is None and self.watts is not None,
+        )
+
+
+def rates_of(analysis: Analysis, tariff: Tariff) -> Rates:
+    """Count the devices of all pipelines that were seen, and those of ranks without a trace."""
+    ranks = [rank for pipeline in analysis.pipelines for rank in pipeline.ranks]
+    # A table of timers names ranks, no devices: each is taken to have one.
+    on_gpu = [rank for rank in ranks if rank.device[1] >= 0 or rank.timers]
+    absent = sum(len(pipeline.absent) for pipeline in analysis.pipelines) if on_gpu else 0
+    drawn = [side.power_w for side in analysis.run.sidecars if side.power_w is not None]
+    return Rates(
+        gpus=-(-(len(on_gpu) + absent) // (ranks_a_device(on_gpu) if on_gpu else 1)),
+        tariff=tariff,
+        measured_watts=fmean(drawn) if drawn else None,
+    )
+
+
+def worth_columns(rates: RatesPart | None) -> tuple[str, ...]:
+    """Name the columns of a table that has savings."""
+    if rates is None:
+        return ()
+    money = () if rates.price_per_gpu_hour is None else ("money a day",)
+    energy = () if rates.watts_per_gpu is None else ("kWh a day",)
+    return ("GPU-h a day", *money, *energy)
+
+
+def worth_cells(rates: RatesPart | None, worth: WorthPart | None) -> tuple[str, ...]:
+    """Write what a saving is worth, a cell a column; empty where there is no saving."""
+    columns = worth_columns(rates)
+    if rates is None or worth is None:
+        return ("",) * len(columns)
+    cells = [show_number(worth.gpu_hours_per_day)]
+    if worth.money_per_day is not None:
+        cells.append(show_price(worth.money_per_day, rates.currency))
+    if worth.kwh_per_day is not None:
+        cells.append(show_number(worth.kwh_per_day))
+    return tuple(cells[: len(columns)])
+
+
+def say_rates(rates: RatesPart | None) -> Iterable[str]:
+    """Say what a day is counted by."""
+    if rates is None:
+        return
+    job = f"of a job that runs all day on {counted(rates.gpus, 'GPU')}"
+    said = f"GPU-h a day: what the same work needs less, {job}"
+    if rates.price_per_gpu_hour is not None:
+        said += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} a GPU-hour"
+    if rates.watts_per_gpu is not None:
+        how = "as the job measured" if rates.watts_measured else "as stated"
+        said += f", {show_number(rates.watts_per_gpu)} W a GPU ({how})"
+    yield said
+
+
+SCHEDULE = "schedule"
+"""Warm-up, turnaround and drain together: what the order of passes costs, in `named`."""
+_OF_SCHEDULE = (Cause.WARM_UP, Cause.TURNAROUND, Cause.DRAIN)
+_CULPRITS_A_RANK = 8
+# Less than this of a layer is not worth a word.
+_WORTH_A_WORD = 0.1
+WITHOUT_TRACE = (
+    "waits for ranks without a trace cannot be told from gaps inside passes: they are unexplained"
+)
+REMEDIES = {str(cause): cause.about.remedied for cause in Cause} | {
+    HEAD_OF_LINE: "messages that do not queue behind others",
+}
+_BOTTLENECKS = {str(cause): cause.about.bottleneck for cause in Cause if cause.about.bottleneck} | {
+    "gaps": "gaps between small kernels inside passes",
+    "data_loading": "data loading between steps",
+    "optimizer": "the optimizer between steps",
+    "reduction": "reductions between steps",
+    "clipping": "clipping between steps",
+    "other": "what lies between steps and has no name",
+}
+
+
+class WaitExample(Part, frozen=True, kw_only=True):
+    """A wait to look at in a viewer."""
+
+    file: str | None
+    ts_us: float
+    dur_us: float
+    waits_for: str | None
+
+
+class WaitedFor(Part, frozen=True, kw_only=True):
+    """Whom ranks waited for under a cause, and where to look."""
+
+    paths: ClassVar = {"pass_": "kind"}
+
+    cause: str
+    rank: int
+    stage: int | None
+    pass_: str | None = msgspec.field(name="pass")
+    hop: list[int] | None
+    wait_s: float
+    examples: list[WaitExample]
+
+
+class RankAccount(Part, frozen=True, kw_only=True):
+    """Where the time of one rank went."""
+
+    rank: int
+    stages: list[int]
+    causes: dict[str, float]
+    shares: dict[str, float]
+    culprits: list[WaitedFor]
+
+
+class LatePart(Part, frozen=True, kw_only=True):
+    """Whom a rank waits for most in collectives of its stage."""
+
+    rank: int
+    late_rank: int
+    wait_s: float
+    """Over all that was captured."""
+
+
+class AccountPart(Part, frozen=True, kw_only=True):
+    """Every nanosecond under one cause: sums over `steps`, shares of the batch in their middle."""
+
+    total_s: float
+    steps: list[int]
+    middle_steps: list[int]
+    causes: dict[str, float]
+    shares: dict[str, float]
+    culprits: list[WaitedFor]
+    """Of each cause, what was waited for longest."""
+    ranks: list[RankAccount]
+    late_in_collectives: list[LatePart]
+
+
+class SavingPart(Part, frozen=True, kw_only=True):
+    """What removing a cause, or two at once, would buy."""
+
+    cause: str
+    causes: list[str]
+    batch_latency_s: float
+    saved_s: float
+    saved_fraction: float
+    worth: WorthPart | None = None
+    """A day of it; null where no GPU is known."""
+
+
+class ReplayPart(Part, frozen=True, kw_only=True):
+    """How well the replay of the unchanged steps lands on what was measured."""
+
+    batch_latency_s: float
+    error_fraction: float | None
+
+
+class NamedCause(Part, frozen=True, kw_only=True):
+    """A cause that matters, as data and as a sentence."""
+
+    paths: ClassVar = {"saved_s": "buys_ns"}
+
+    cause: str
+    rank: int | None
+    stage: int | None
+    hop: list[int] | None
+    saved_s: float
+    culprit_saved_s: float | None
+    sentence: str
+
+
+class BottleneckPart(Part, frozen=True, kw_only=True):
+    """What takes more of a step than waiting does."""
+
+    what: str
+    length_s: float
+    waits_s: float
+    sentence: str
+
+
+def answer_account(ledger: Ledger) -> AccountPart:
+    """Return where the time went."""
+    middle = [ledger.steps[row].number for row in ledger.middle]
+    worst = {culprit.cause: culprit for culprit in reversed(ledger.culprits)}
+    return AccountPart(
+        total_s=ledger.total_ns / NS_PER_S,
+        steps=[step.number for step in ledger.steps],
+        middle_steps=middle,
+        causes=in_seconds(ledger.causes()),
+        shares={str(cause): share for cause, share in ledger.shares().items()},
+        culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
+        ranks=[
+            RankAccount.of(
+                rank,
+                causes=in_seconds(ledger.causes(place)),
+                shares={str(cause): share for cause, share in ledger.shares(place).items()},
+                culprits=[
+                    WaitedFor.of(culprit)
+                    for culprit in find_culprits(
+                        ledger.steps,
+                        ledger.accounts,
+                        ledger.ranks,
+                        waiter=place,
+                        most=_CULPRITS_A_RANK,
+                    )
+                ],
+            )
+            for place, rank in enumerate(ledger.ranks)
+        ],
+        late_in_collectives=[late for rank in ledger.ranks if (late := _late_for(rank))],
+    )
+
+
+def _late_for(rank: RankTimeline) -> LatePart | None:
+    """Return the rank that one waits for longest in collectives; None where it waits for none."""
+    waits, met = Counter[int](), rank.shared
+    for late, waited in zip(
+        met.late.tolist(), (met.arrived_ns - met.start_ns).tolist(), strict=True
+    ):
+        if late >= 0:
+            waits[late] += waited
+    if not waits:
+        return None
+    late, waited = waits.most_common(1)[0]
+    return LatePart(rank=rank.rank, late_rank=late, wait_s=waited / NS_PER_S)
+
+
+def in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+    """Return what causes take, by their names."""
+    return {str(cause): length / NS_PER_S for cause, length in causes.items()}
+
+
+def answer_savings(ledger: Ledger) -> list[SavingPart]:
+    """Return what removing each cause would buy, in the order of what it buys."""
+    return [SavingPart.of(saving) for saving in ledger.savings]
+
+
+def worth_savings(
+    savings: list[SavingPart] | None, step_ns: int | None, rates: Rates
+) -> list[SavingPart] | None:
+    """Say what savings are worth: of whole steps where these are known, else of batches."""
+    return savings and [
+        msgspec.structs.replace(
+            saving,
+            worth=rates.worth_of(
+                saving.saved_s * NS_PER_S / step_ns if step_ns else saving.saved_fraction
+            ),
+        )
+        for saving in savings
+    ]
+
+
+def answer_replay(ledger: Ledger) -> ReplayPart | None:
+    """Return how the replay fits; None where the order of passes contradicts itself."""
+    if not ledger.replays:
+        return None
+    windows = sorted(replay.unchanged_ns for replay in ledger.replays)
+    return ReplayPart(
+        batch_latency_s=windows[len(windows) // 2] / NS_PER_S, error_fraction=ledger.replay_error
+    )
+
+
+def answer_causes(analysis: Analysis) -> list[NamedCause]:
+    """Return the causes that matter, each with its sentence, the largest saving first."""
+    ledger = analysis.ledger
+    if ledger is None:
+        return []
+    named = [
+        NamedCause.of(matter, sentence=say_cause(ledger, matter) + _say_split(analysis, matter))
+        for matter in analysis.causes
+    ]
+    return sorted([*named, *_name_schedule(analysis, ledger)], key=lambda part: -part.saved_s)
+
+
+def _name_schedule(analysis: Analysis, ledger: Ledger) -> list[NamedCause]:
+    """Name the schedule where more microbatches would shorten the waits that it causes."""
+    priced = analysis.doubled_microbatches
+    best = max((option.throughput_gain for option in priced.options), default=0.0)
+    if best < MATTERS:
+        return []
+    shares = ledger.shares()
+    waits = show_percent(sum(shares[cause] for cause in _OF_SCHEDULE))
+    parts = answer_more_microbatches(priced).options
+    options = [
+        f"{say_microbatches(part)}: {say_gain(option)} throughput"
+        for part, option in zip(parts, priced.options, strict=True)
+    ]
+    return [
+        NamedCause(
+            cause=SCHEDULE,
+            rank=None,
+            stage=None,
+            hop=None,
+            saved_s=ledger.job_latency_ns * (1 - 1 / (1 + best)) / NS_PER_S,
+            culprit_saved_s=None,
+            sentence=f"the schedule makes ranks wait {waits} of the batch; {'; '.join(options)}",
+        )
+    ]
+
+
+def _say_split(analysis: Analysis, matter: MainCause) -> str:
+    """Say what moving layers away from a slow device would do, as `plan` has it."""
+    if matter.slower_layers is None:
+        return ""
+    return "".join(
+        f"; or move layers: {describe(option.change)}: {say_gain(option)} throughput"
+        for option in analysis.other_split.options
+    )
+
+
+def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
+    """Return what to work on instead of the bubble; None where the bubble is it."""
+    if found is None:
+        return None
+    waits = show_duration(found.waits_ns)
+    name = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
+    if found.what == "compute":
+        says = f"compute is; ranks wait {waits} a step"
+    else:
+        takes = f"take{'s' if name[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
+        says = f"{name} {takes}, ranks wait for each other {waits}"
+    return BottleneckPart.of(found, sentence=f"the bubble is not your bottleneck: {says}")
+
+
+def say_remedy(causes: str) -> str:
+    """Say what a saving supposes."""
+    return " and ".join(REMEDIES[cause] for cause in causes.split("+"))
+
+
+def say_cause(ledger: Ledger, named: MainCause) -> str:
+    """Say a cause, whose it is, and what putting it right would buy, in a sentence."""
+    before = ledger.job_latency_ns
+    culprit, saving = _say_culprit(ledger, named), named.saving
+    if named.culprit_saved_ns is not None and named.slow_hops:
+        share = named.culprit_saved_ns / max(before, 1)
+        little = "would buy little: " if share < LITTLE else "would save "
+        amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
+        hops = "it" if len(named.slow_hops) == 1 else "them"
+        return f"{culprit}; repairing {hops} {little}{amount} ({show_percent(share)})"
+    whole = show_duration(saving.batch_latency_ns + saving.saved_ns)
+    buys = f"{show_duration(saving.saved_ns)} of {whole} ({show_percent(saving.saved_fraction)})"
+    if len(saving.causes) > 1:
+        return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
+    if named.slower_layers is not None and named.culprit_saved_ns is not None:
+        alike = show_duration(named.culprit_saved_ns)
+        share_alike = show_percent(named.culprit_saved_ns / max(before, 1))
+        return (
+            f"{culprit}; layers as fast as the others would save {alike} of "
+            f"{show_duration(before)} ({share_alike})"
+        )
+    alone = ""
+    if named.workers and named.culprit_saved_ns is not None:
+        alone = f", this one alone {show_duration(named.culprit_saved_ns)}"
+    elif named.cause == Cause.DATA and named.culprit_saved_ns is not None:
+        alone = f"; with none longer than most, {show_duration(named.culprit_saved_ns)}"
+    return f"{culprit}; {REMEDIES[named.cause]} would save {buys}{alone}"
+
+
+def _say_culprit(ledger: Ledger, named: MainCause) -> str:
+    """Say whose a cause is, or mostly is."""
+    hop = f"hop {named.hop[0]} → {named.hop[1]}" if named.hop else "some hop"
+    if named.times_equal is not None and named.stage is not None:
+        where = f"stage {named.stage} on rank {named.rank}"
+        more = f"{show_times(named.times_equal)} the average stage"
+        if named.slower_layers is None:
+            return f"{where} takes {more}{_besides(ledger, named.stage)}"
+        slower = show_times(named.slower_layers)
+        return (
+            f"{where} takes {more}: its layers take {slower} those of the other stages, "
+            "so check its device (clocks, power, other jobs)"
+        )
+    if named.slow_hops:
+        return _say_slow(named)
+    if named.workers:
+        return _say_workers(ledger, named)
+    if named.cause == Cause.DATA:
+        longest = f"up to {named.times_expected:.1f} times as long as most"
+        return f"some microbatches take {longest} on every stage: their data differ"
+    megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)
+    setting = " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
+    if named.cause == HEAD_OF_LINE:
+        blames = (
+            "messages stand behind others in a queue (head-of-line blocking), most behind {hop}"
+        )
+    elif len(named.saving.causes) > 1:
+        blames = named.cause
+    else:
+        about = CAUSE_OF[named.cause].about
+        blames = about.blames or named.cause
+        if named.rank is None and "{rank}" in blames:  # nobody in particular
+            blames = f"ranks wait for {about.meaning}"
+    return blames.format(rank=named.rank, hop=hop, setting=setting)
+
+
+def _say_workers(ledger: Ledger, named: MainCause) -> str:
+    """Name slow devices, the first with its host and what it holds."""
+    first = named.workers[0]
+    line = next((rank for rank in ledger.ranks if rank.rank == first.rank), None)
+    host = f" on {line.device[0]}" if line is not None and line.device[0] else ""
+    stages = " and ".join(map(str, first.stages))
+    held = f"stage {stages}" if len(first.stages) == 1 else f"stages {stages}"
+    same = "the same stage does" if len(first.stages) == 1 else "the same stages do"
+    also = sorted(worker.rank for worker in named.workers[1:])
+    are = "as is that" if len(also) == 1 else "as are those"
+    others = f" ({are} of {numbered('rank', also)})" if also else ""
+    return (
+        f"the device of rank {first.rank}{host} is slow{others}: {held} of pipeline "
+        f"{first.pipeline} takes {show_times(first.times)} as long as {same} elsewhere, which no "
+        "split cures"
+    )
+
+
+def _besides(ledger: Ledger, stage: int) -> str:
+    """Say what a stage has that is no layer: an embedding, or a head with its loss."""
+    every = (layers for rank in ledger.ranks for layers in rank.layers)
+    found = next((layers for layers in every if layers.stage == stage), None)
+    if found is None or found.rest_ns < _WORTH_A_WORD * found.layer_ns:
+        return ""
+    part = "head and loss" if found.after_ns >= found.before_ns else "embedding"
+    whole = found.layers * found.layer_ns + found.rest_ns
+    rest = max(found.after_ns, found.before_ns)
+    return f" ({part}: {show_duration(rest)} of {show_duration(whole)} forward)"
+
+
+def _say_slow(named: MainCause) -> str:
+    """Name slow hops; of several, the rank that all of them come from or go to."""
+    names = [f"{here} → {there}" for here, there in named.slow_hops]
+    if len(names) == 1:
+        return f"hop {names[0]} takes {named.times_expected:.1f} times as long as its peers"
+    hops = f"hops {', '.join(names[:-1])} and {names[-1]}"
+    senders, receivers = ({hop[end] for hop in named.slow_hops} for end in (0, 1))
+    whose = ""
+    if len(receivers) == 1:
+        whose = f": rank {receivers.pop()} receives slowly"
+    elif len(senders) == 1:
+        whose = f": rank {senders.pop()} sends slowly"
+    return f"{hops} take up to {named.times_expected:.1f} times as long as their peers{whose}"

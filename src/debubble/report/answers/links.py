@@ -1,0 +1,314 @@
+"""Judged hops in → what `debubble links` answers, and what every other verb says of a hop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import msgspec
+
+from debubble.analysis import Analysis
+from debubble.errors import Code
+from debubble.ledger.hop_health import HopHealth, LinkHealth
+from debubble.ledger.verdict import LITTLE, MATTERS
+from debubble.links.judge import Verdict
+from debubble.links.wiring import SCHEMA
+from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
+from debubble.report.answers.ledger import say_cause
+from debubble.timeline.transfers import HopFigures
+from debubble.units import counted, show_bytes, show_duration, show_percent, show_rate
+
+
+class SpreadPart(Part, frozen=True, kw_only=True):
+    """The median and the slow end of some times."""
+
+    paths: ClassVar = {"median": "median_ns", "p95": "p95_ns", "n": "count"}
+
+    median: float | None
+    p95: float | None
+    n: int
+
+
+class WaitPart(Part, frozen=True, kw_only=True):
+    """How long receivers waited."""
+
+    paths: ClassVar = {"median": "wait_ns", "p95": "wait_p95_ns"}
+
+    median: float
+    p95: float
+
+
+class HopPart(Part, frozen=True, kw_only=True):
+    """One direction between two ranks: the same in `find`, `links` and `plan`."""
+
+    paths: ClassVar = {"from_rank": "source", "to_rank": "destination", "wait_s": ".", "n": "count"}
+
+    from_rank: int
+    to_rank: int
+    from_stage: int | None
+    to_stage: int | None
+    stages: list[list[int]]
+    bytes: int | None
+    wire_s: SpreadPart
+    wait_s: WaitPart
+    n: int
+    buffered_fraction: float
+    bytes_per_s: float | None
+    expected_bytes_per_s: float | None
+    times_expected: float | None
+    verdict: str | None
+    times: float | None
+    cost_per_batch_s: float | None
+
+
+class LinkPart(HopPart, frozen=True, kw_only=True):
+    """The same, with all that is known of its wire."""
+
+    paths: ClassVar = {
+        "one_message_s": "times.alone_ns",
+        "one_message_bytes_per_s": "times.bytes_per_s",
+        "waited_n": "times.waited",
+        "one_way_s": "times.one_way",
+        "both_ways_s": "times.both_ways",
+        "alpha_s": "times.fit.latency_ns",
+        "beta_bytes_per_s": "times.fit.bytes_per_s",
+        "fit_error_fraction": "times.fit.worst_error",
+        "class_": "wire.name",
+        "class_stated": "wire_stated",
+        "against": "judgement.against",
+        "why": "judgement.why",
+    }
+
+    one_message_s: float | None
+    one_message_bytes_per_s: float | None
+    waited_n: int
+    one_way_s: SpreadPart | None
+    both_ways_s: SpreadPart | None
+    alpha_s: float | None
+    beta_bytes_per_s: float | None
+    fit_error_fraction: float | None
+    class_: str | None = msgspec.field(name="class")
+    class_stated: bool
+    against: str | None
+    why: str
+
+
+class RankWires(Part, frozen=True, kw_only=True):
+    """What one rank sends and receives, all its hops together."""
+
+    rank: int
+    sends_slowly: bool
+    receives_slowly: bool
+    slow_cost_per_batch_s: float | None
+
+
+class AlikePart(Part, frozen=True, kw_only=True):
+    """What hops do that differ from each other by nothing."""
+
+    paths: ClassVar = {"share_of": "of_wires"}
+
+    hops: int
+    bytes_per_s: float | None
+    share_of: dict[str, float]
+    """Of the wires that such devices may have."""
+
+
+class LinksAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble links` says of the hops of a run."""
+
+    schema: str = SCHEMA
+    source: str = "traces"
+    basis: str
+    """Of all times: profiled, or unprofiled."""
+    batch_latency_s: float | None
+    cost_is_upper_bound: bool
+    slow_cost_per_batch_s: float | None
+    hops: list[LinkPart]
+    ranks: list[RankWires]
+    alike: AlikePart | None
+    """What all hops do, where none is slow and nothing else says what they should do."""
+    logs: list[str] = msgspec.field(default_factory=list)
+    commands: list[str]
+    findings: list[str]
+    """One sentence for each slow hop that the verdict does not name; then what costs more."""
+    verdict: str
+    warnings: list[AnswerWarning]
+
+
+def answer_links(analysis: Analysis) -> LinksAnswer:
+    """Say which hop is slow and what it costs, then every hop."""
+    links = analysis.links
+    verdict, elsewhere = say_links(links), []
+    mixed = [gap for gap in analysis.warnings if gap.code is Code.MIXED_RUNS]
+    if mixed and not links.hops:
+        verdict = f"No hop was measured: {mixed[0].message}."
+    if _costs_little(links) and analysis.ledger is not None:
+        others = [named for named in analysis.causes if not named.slow_hops]
+        elsewhere = [
+            f"More is lost elsewhere: {say_cause(analysis.ledger, named)}." for named in others[:1]
+        ]
+    if len(analysis.pipelines) > 1:
+        verdict = f"{verdict[:1].lower()}{verdict[1:]}"
+        verdict = f"Pipeline {analysis.pipeline.pipeline} of {len(analysis.pipelines)}: {verdict}"
+    return LinksAnswer(
+        basis=analysis.basis.traced,
+        batch_latency_s=seconds(links.batch_latency_ns),
+        cost_is_upper_bound=links.shared,
+        slow_cost_per_batch_s=seconds(links.slow_cost_ns),
+        hops=[
+            LinkPart.of(health, **msgspec.structs.asdict(_hop_part(health.times.figures, health)))
+            for health in links.hops
+        ],
+        ranks=_ranks_of(links),
+        alike=AlikePart.of(links.alike) if links.alike else None,
+        commands=list(links.commands),
+        findings=[
+            *(f"H{_say_hop(health, links)[1:]}" for health in _after_the_verdict(links)),
+            *elsewhere,
+        ],
+        verdict=verdict,
+        warnings=list_warnings(analysis.warnings),
+    )
+
+
+def hop_parts(analysis: Analysis) -> list[HopPart]:
+    """Return the hops as `find` lists them."""
+    return [
+        _hop_part(hop, analysis.links.of((hop.source, hop.destination)))
+        for hop in analysis.pipeline.hops
+    ]
+
+
+def _hop_part(hop: HopFigures, health: HopHealth | None) -> HopPart:
+    """Return what was measured of a hop, and how it was judged."""
+    from_stage, to_stage = hop.stages[0] if len(hop.stages) == 1 else (None, None)
+    return HopPart.of(
+        hop,
+        from_stage=from_stage,
+        to_stage=to_stage,
+        bytes=hop.message_bytes if hop.message_bytes >= 0 else None,
+        wire_s=SpreadPart(median=seconds(hop.wire_ns), p95=seconds(hop.wire_p95_ns), n=hop.wires),
+        expected_bytes_per_s=health.expected_bytes_per_s if health else None,
+        times_expected=health.judgement.times if health else None,
+        verdict=str(health.judgement.verdict) if health else None,
+        times=health.judgement.times if health else None,
+        cost_per_batch_s=seconds(health.cost_ns) if health else None,
+    )
+
+
+def _ranks_of(links: LinkHealth) -> list[RankWires]:
+    """Say of each rank whether all that it sends, or receives, is slow."""
+    ranks = sorted({rank for health in links.hops for rank in health.hop})
+    found = []
+    for rank in ranks:
+        sent = [health for health in links.hops if health.hop[0] == rank]
+        received = [health for health in links.hops if health.hop[1] == rank]
+        slow = [health.hop for health in (*sent, *received) if health.slow]
+        found.append(
+            RankWires(
+                rank=rank,
+                sends_slowly=bool(sent) and all(health.slow for health in sent),
+                receives_slowly=bool(received) and all(health.slow for health in received),
+                slow_cost_per_batch_s=seconds(links.cost_of(slow)) if slow else 0.0,
+            )
+        )
+    return found
+
+
+def say_links(links: LinkHealth) -> str:
+    """Say whether it is the wire, in a sentence."""
+    if not links.hops:
+        return "No hop was seen: no message went from rank to rank."
+    if links.slow:
+        return _say_slow(links)
+    healthy = sum(health.judgement.verdict == Verdict.HEALTHY for health in links.hops)
+    if not healthy:
+        return f"Unknown: {links.hops[0].judgement.why}."
+    rest = sum(health.judgement.verdict == Verdict.UNKNOWN for health in links.hops)
+    unknown = f"; {counted(rest, 'hop')} unknown" if rest else ""
+    if links.alike is None:
+        return f"It is not the wire: {counted(healthy, 'hop')} healthy{unknown}."
+    if links.alike.bytes_per_s is None:
+        return (
+            f"No hop differs from its peers ({counted(healthy, 'hop')}{unknown}), and no message "
+            "shows what they carry: --class NAME says what they should."
+        )
+    shares = ", ".join(
+        f"{'more than all' if share > 1 else f'about {show_percent(max(share, 0.01))}'} of {wire}"
+        for wire, share in links.alike.of_wires.items()
+    )
+    rate = show_rate(links.alike.bytes_per_s)
+    if not shares:
+        size = show_bytes(links.alike.message_bytes)
+        rate += f" with messages of {size}"
+        shares = "too small to tell what wires carry: --class NAME says what they should."
+    else:
+        shares += ": is that what you have?"
+    return f"No hop is slower than its peers: all {healthy} alike at {rate}{unknown}; {shares}"
+
+
+def _say_slow(links: LinkHealth) -> str:
+    """Name the hop that costs most or, where all cost little, what they cost."""
+    first, more = links.slow[0], len(links.slow) - 1
+    if _costs_little(links):
+        most = "up to " if links.shared else ""
+        return (
+            f"Slow hops are not why ranks wait: {counted(more + 1, 'slow hop')} "
+            f"{'cost' if more else 'costs'} {most}{show_duration(_slow_cost_ns(links))} of "
+            f"{show_duration(links.batch_latency_ns or 0)} a batch."
+        )
+    others = f" {counted(more, 'more hop')} slow{_together(links)}." if more else ""
+    return f"{_opening(first, links)}: {_say_hop(first, links)}{others}"
+
+
+def _opening(first: HopHealth, links: LinkHealth) -> str:
+    """Say whether slow hops are why ranks wait: slack may hide most of it."""
+    batch = links.batch_latency_ns
+    if first.cost_ns is None or not batch:
+        return "A hop is slow"
+    if _slow_cost_ns(links) >= LITTLE * batch:
+        return "It is the wire"
+    return "A hop is slow, and slack hides most of it"
+
+
+def _slow_cost_ns(links: LinkHealth) -> int:
+    """Return what all slow hops cost a batch: of one alone it is that one's."""
+    return max(0, links.slow_cost_ns or 0, *(health.cost_ns or 0 for health in links.slow))
+
+
+def _costs_little(links: LinkHealth) -> bool:
+    """Tell whether hops are slow and a batch hardly longer for it: nothing to lead with."""
+    if not links.slow or links.slow[0].cost_ns is None or not links.batch_latency_ns:
+        return False
+    return _slow_cost_ns(links) < MATTERS * links.batch_latency_ns
+
+
+def _after_the_verdict(links: LinkHealth) -> Sequence[HopHealth]:
+    """Return the slow hops that the verdict does not name."""
+    return links.slow if _costs_little(links) else links.slow[1:]
+
+
+def _together(links: LinkHealth) -> str:
+    """Say what all slow hops cost: less or more than the sum of each."""
+    if links.slow_cost_ns is None:
+        return ""
+    most = "up to " if links.shared else ""
+    cost = show_duration(max(links.slow_cost_ns, 0))
+    return f"; all slow hops together cost {most}{cost} a batch"
+
+
+def _say_hop(health: HopHealth, links: LinkHealth) -> str:
+    rate = health.times.bytes_per_s
+    does = f", {show_rate(rate)}" if rate else ""
+    text = f"hop {health.hop[0]} → {health.hop[1]} {health.judgement.why}{does}"
+    if health.cost_ns is None:
+        return f"{text}; what it costs cannot be told."
+    batch = links.batch_latency_ns
+    of = f" of {show_duration(batch)}" if batch else ""
+    most = "up to " if links.shared else ""
+    return f"{text}; it costs {most}{show_duration(max(health.cost_ns, 0))}{of} a batch."
+
+
+def verdicts_of(hops: Sequence[LinkPart]) -> list[Verdict]:
+    """Return the verdict of every hop."""
+    return [Verdict(hop.verdict or Verdict.UNKNOWN) for hop in hops]

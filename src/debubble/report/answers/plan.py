@@ -1,0 +1,652 @@
+"""An `Analysis` in → what `debubble plan` answers: every lever, ranked by what it would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from debubble.analysis import Analysis
+from debubble.errors import Gap, UsageError
+from debubble.ledger.causes import Cause
+from debubble.measure.prediction import Prediction
+from debubble.plan.change import SEARCHED, Change, Hold
+from debubble.plan.context_length import OtherLength, at_length
+from debubble.plan.emit import EMITTERS, emit, refusal_of
+from debubble.plan.emit.order_file import order_beside
+from debubble.plan.kv_cache import Cache
+from debubble.plan.lever import Permissions, Refusal
+from debubble.plan.levers.link import Repair, name_hops
+from debubble.plan.levers.overlap import Overlap
+from debubble.plan.option import Option, headroom_after
+from debubble.plan.order_search import OrderSearch
+from debubble.plan.plan import Plan, make_plan
+from debubble.plan.split import ends_in_layers
+from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
+from debubble.report.answers.change import (
+    ChangePart,
+    IntervalPart,
+    OrderPart,
+    ProfilerPart,
+    Tokens,
+    answer_order,
+    answer_profiler,
+    describe,
+    describe_refused,
+    headroom_bytes,
+    peak_bytes,
+    say_gain,
+    say_order,
+    start_from,
+    warnings_of,
+)
+from debubble.report.answers.context_length import (
+    CachePart,
+    LengthPart,
+    PlanNumbers,
+    answer_cache,
+    answer_length,
+    say_cache,
+    say_length,
+)
+from debubble.report.answers.ledger import (
+    Rates,
+    RatesPart,
+    Tariff,
+    WorthPart,
+    answer_bottleneck,
+    rates_of,
+    say_cause,
+)
+from debubble.report.answers.links import HopPart, hop_parts
+from debubble.timeline.job import Basis
+from debubble.units import (
+    NS_PER_S,
+    show_bytes,
+    show_duration,
+    show_gain,
+    show_percent,
+    show_times,
+)
+
+SCHEMA = "debubble.plan/1"
+# Of what the simulation misses, a part worth naming.
+_PART = 0.2
+ANY = "any"
+"""Whom to plan for where no framework is to set limits."""
+
+
+class BaselinePart(Part, frozen=True, kw_only=True):
+    """The run as it is."""
+
+    paths: ClassVar = {
+        "split": "source.split",
+        "microbatches": "source.microbatches",
+        "limit_bytes": "limits",
+        "per_microbatch_bytes": "ranks.memory.per_microbatch_bytes",
+    }
+
+    schedule: str
+    split: list[int] | None
+    numbers: PlanNumbers
+    framework: str | None
+    microbatches: int
+    limit_bytes: list[int | None]
+    predicted_peak_bytes: list[int] | None
+    """What the model of memory gives for the run as it is; null where there is none."""
+    headroom_bytes: list[int | None] | None
+    per_microbatch_bytes: list[int | None]
+    """What a microbatch in flight takes on each rank: the seed of all that is said of memory."""
+    embedding_layers: float | None
+    """What the first stage does besides its layers, in layers; null where they are not known."""
+    head_layers: float | None
+    """What the last stage does besides."""
+    without_profiler: ProfilerPart | None
+
+
+class LinkRepair(Part, frozen=True, kw_only=True):
+    """What is known of a slow link; `find` replays, which is another question."""
+
+    paths: ClassVar = {"replay_saved_s": "replayed_ns"}
+
+    times_expected: float
+    replay_saved_s: float | None
+
+
+class OptionPart(Part, frozen=True, kw_only=True):
+    """One thing to do."""
+
+    paths: ClassVar = {
+        "numbers": ".",
+        "interval": ".",
+        "headroom_bytes": "headroom.bytes",
+        "latency_gain_fraction": "latency_gain",
+        "throughput_gain_fraction": "throughput_gain",
+    }
+
+    lever: str
+    change: ChangePart
+    words: str
+    numbers: PlanNumbers
+    interval: IntervalPart
+    fits_memory: bool | None
+    headroom_bytes: list[int | None] | None
+    by_replay: bool
+    """What was measured is replayed with something put right; else the change is simulated."""
+    latency_gain_fraction: float
+    throughput_gain_fraction: float
+    worth: WorthPart | None
+    """A day of it, for the same work; null where no GPU is known."""
+    changes_training: bool
+    """It trains with a larger global batch, and nobody asked for that."""
+    recommended: bool
+    advice: str
+    """yes; try: the run cannot show it; maybe: its interval is wide; noise; no."""
+    link: LinkRepair | None
+    assumptions: list[str]
+    apply: dict[str, str]
+
+
+class RefusedPart(Part, frozen=True, kw_only=True):
+    """Something that cannot run or does not fit, and why."""
+
+    lever: str
+    change: ChangePart
+    words: str
+    reason: str
+
+
+class LeftOutPart(Part, frozen=True, kw_only=True):
+    """What was not weighed, for the framework that is planned for cannot be told it."""
+
+    framework: str
+    options: list[RefusedPart]
+    sentence: str
+
+
+class SplitPart(Part, frozen=True, kw_only=True):
+    """The quickest split, and whether it is proven that none is quicker."""
+
+    split: list[int]
+    exact: bool
+
+
+class OverlapPart(Part, frozen=True, kw_only=True):
+    """What transfers do to compute under them, and when overlap gains nothing."""
+
+    slowdown: float | None
+    break_even: float | None
+
+
+class EmitPart(Part, frozen=True, kw_only=True):
+    """The best option that a framework can be told, ready to paste."""
+
+    framework: str
+    option: int | None
+    """Its place among all options; null where none can be written."""
+    text: str
+    order: str | None
+    """The order of passes as CSV, where the text names a file of it."""
+    order_file: str | None
+    reason: str
+    """Why better ones cannot be written, or why none can; empty where the best is written."""
+
+
+class PlanAnswer(Answer, frozen=True, kw_only=True):
+    """What could be changed in a run, the most throughput first."""
+
+    schema: str = SCHEMA
+    basis: str
+    """Of all times: profiled or unprofiled."""
+    baseline: BaselinePart
+    rates: RatesPart | None
+    """What the worth of options is counted by; null where no GPU is known."""
+    hops: list[HopPart]
+    options: list[OptionPart]
+    refused: list[RefusedPart]
+    planned_for: str | None
+    """The framework that all options can be told to; null where any that one of them can."""
+    left_out: LeftOutPart | None
+    lower_bound_s: float | None
+    quickest_split: SplitPart | None
+    overlap: OverlapPart | None
+    context_length: LengthPart | None
+    kv_cache: CachePart | None
+    order: OrderPart | None
+    emitted: EmitPart | None
+    tellable_framework: str | None
+    """Who can be told the best option: the framework of the run, else the first that can."""
+    bottleneck: str | None
+    findings: list[str]
+    """What follows the verdict, a sentence each."""
+    verdict: str
+    warnings: list[AnswerWarning]
+
+    @property
+    def recommended(self) -> list[OptionPart]:
+        """The options that leave training as it is, gain beyond the noise, and fit."""
+        return [
+            option for option in self.options if option.recommended and not option.changes_training
+        ]
+
+
+def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is wanted, one each)
+    analysis: Analysis,
+    *,
+    also: Analysis | None = None,
+    tokens: Tokens | None = None,
+    layers: tuple[int, ...] | None = None,
+    memory_limit_bytes: float | None = None,
+    schedule: str | None = None,
+    communication: str | None = None,
+    latency_ns: float | None = None,
+    most_microbatches: int | None = None,
+    hold: Hold | None = None,
+    cache: Cache | None = None,
+    frameworks: Sequence[str] = tuple(EMITTERS),
+    planned_for: str | None = None,
+    emit_for: str | None = None,
+    order_file: str | None = None,
+    tariff: Tariff | None = None,
+    search: OrderSearch | None = None,
+    on_plan: Callable[[Plan], None] | None = None,
+) -> PlanAnswer:
+    """Fit the run, account for it, and rank what could be changed.
+
+    Every option is written for each of `frameworks`, the best one alone for `emit_for`. `hold` is
+    what stays where the number of microbatches changes: else the batch of a run that trains,
+    with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
+    told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that. Where what
+    is written needs an order of passes as CSV, it calls it `order_file`. With `search`, an order
+    that has no name is looked for, too. `on_plan` is handed the plan itself, to draw from.
+    """
+    named = (*frameworks, planned_for, emit_for)
+    refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])
+    tokens = (tokens or Tokens()).told_by(analysis, also)
+    baseline = start_from(
+        analysis,
+        also,
+        tokens=tokens,
+        layers=layers,
+        limit_bytes=memory_limit_bytes,
+        schedule=schedule,
+        communication=communication,
+        latency_ns=latency_ns,
+    )
+    basis = analysis.basis.stated(latency_ns)
+    whose = planned_for or emit_for or baseline.framework
+    plan = make_plan(
+        baseline,
+        analysis.timeline,
+        most_microbatches=most_microbatches,
+        links=analysis.links if analysis.ledger else None,
+        ledger=analysis.ledger,
+        cache=cache,
+        allowed=Permissions(framework=None if whose == ANY else whose, hold=hold, empty_ends=True),
+        search=search,
+    )
+    if on_plan is not None:
+        on_plan(plan)
+    scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
+    # What no setting cures comes before all that one could set.
+    ill = [named for named in analysis.causes[:1] if named.cause in {Cause.WORKER, Cause.DATA}]
+    uncured = say_cause(analysis.ledger, ill[0]) if analysis.ledger and ill else None
+    return answer_of_plan(
+        plan,
+        hops=hop_parts(analysis),
+        bottleneck=bottleneck.sentence if bottleneck else uncured,
+        length=None if scale is None or baseline.no_fit else at_length(plan, scale),
+        tokens=tokens.of_run(baseline),
+        basis=basis.name,
+        without_profiler=answer_profiler(analysis, basis),
+        gaps=warnings_of(analysis, also, baseline),
+        frameworks=frameworks,
+        emit_for=emit_for,
+        order_file=order_file,
+        rates=rates_of(analysis, tariff or Tariff()),
+    )
+
+
+def predictions_of(plan: PlanAnswer) -> tuple[Prediction, ...]:
+    """Return what it predicts of each option, to be kept beside its run."""
+    return tuple(
+        Prediction.of(
+            option.change,
+            words=option.words,
+            basis=Basis(plan.basis),
+            before_s=plan.baseline.numbers.batch_latency_s,
+            batch_latency_s=option.numbers.batch_latency_s,
+            low_s=(option.interval.batch_latency_s or [0.0, 0.0])[0],
+            high_s=(option.interval.batch_latency_s or [0.0, 0.0])[1],
+            bubble_fraction=option.numbers.bubble_fraction,
+        )
+        for option in plan.options
+    )
+
+
+def refuse_unknown_frameworks(frameworks: Sequence[str]) -> None:
+    """Refuse the name of a framework that nothing can be written for."""
+    for framework in frameworks:
+        if framework not in EMITTERS:
+            raise UsageError(
+                f"no framework is called {framework!r}", hint=f"one of {', '.join(EMITTERS)}"
+            )
+
+
+def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
+    plan: Plan,
+    *,
+    hops: Sequence[HopPart] = (),
+    bottleneck: str | None = None,
+    length: OtherLength | None = None,
+    tokens: float | None = None,
+    basis: str = Basis.PROFILED,
+    without_profiler: ProfilerPart | None = None,
+    gaps: Sequence[Gap] = (),
+    frameworks: Sequence[str] = tuple(EMITTERS),
+    emit_for: str | None = None,
+    order_file: str | None = None,
+    rates: Rates | None = None,
+) -> PlanAnswer:
+    """Put a plan into words and data; `tokens` are those of a measured microbatch."""
+    base, partition, overlap = plan.baseline, plan.partition, plan.overlap
+    now = headroom_after(base, Change())
+    ends = ends_in_layers(base) if base.source.split else (None, None)
+    rates = rates or Rates(gpus=0)
+    findings = _findings(plan, first=None if bottleneck else plan.first, uncured=bool(bottleneck))
+    if length is not None:
+        findings += say_length(plan, length, tokens)
+    if plan.cache is not None:
+        findings.append(say_cache(plan, plan.cache))
+    verdict = _verdict(plan)
+    if bottleneck:
+        verdict = f"{_begin(bottleneck)}."
+    return PlanAnswer(
+        basis=basis,
+        baseline=BaselinePart.of(
+            base,
+            numbers=PlanNumbers(
+                bubble_fraction=base.source.bubble_fraction,
+                batch_latency_s=base.window_ns / NS_PER_S,
+                peak_memory_bytes=[rank.peak_memory_bytes for rank in base.ranks],
+                microbatches_per_s=base.source.microbatches
+                * NS_PER_S
+                / (base.window_ns + base.outside_ns),
+            ),
+            predicted_peak_bytes=peak_bytes(now),
+            headroom_bytes=headroom_bytes(now),
+            embedding_layers=ends[0],
+            head_layers=ends[1],
+            without_profiler=without_profiler,
+        ),
+        rates=rates.as_part(),
+        hops=list(hops),
+        options=[_option_part(plan, option, frameworks, rates) for option in plan.options],
+        refused=[_refused_part(refused) for refused in plan.refused],
+        planned_for=plan.framework,
+        left_out=_left_out(plan),
+        lower_bound_s=partition.lower_bound_s if partition else None,
+        quickest_split=SplitPart.of(partition) if partition else None,
+        overlap=OverlapPart.of(overlap) if overlap else None,
+        context_length=answer_length(plan, length, tokens) if length else None,
+        kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
+        order=answer_order(plan, plan.ordered) if plan.ordered else None,
+        emitted=_emit_best(plan, emit_for, order_file) if emit_for else None,
+        tellable_framework=_tellable(plan),
+        bottleneck=bottleneck,
+        findings=findings,
+        verdict=verdict,
+        warnings=list_warnings(gaps),
+    )
+
+
+def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: Rates) -> OptionPart:
+    repair = next((repair for repair in plan.repairs if repair.option is option), None)
+    apply = {}
+    for framework in () if option.by_replay else frameworks:
+        try:
+            apply[framework] = emit(framework, option.change, plan.baseline.setting)
+        except UsageError:
+            continue
+    return OptionPart.of(
+        option,
+        words=describe(option.change),
+        worth=rates.worth_of_gain(option.throughput_gain),
+        changes_training=plan.changes_training(option),
+        recommended=option in plan.recommended,
+        advice=plan.advice(option),
+        link=repair and LinkRepair.of(repair),
+        apply=apply,
+    )
+
+
+def _refused_part(refused: Refusal) -> RefusedPart:
+    return RefusedPart.of(refused, words=describe_refused(refused))
+
+
+def _left_out(plan: Plan) -> LeftOutPart | None:
+    """Say once what the framework that is planned for cannot be told."""
+    if plan.framework is None or not plan.left_out:
+        return None
+    named = [idea.change.schedule for idea in plan.left_out if idea.change.schedule != SEARCHED]
+    schedules = [name for name in named if name]
+    words = [f"schedules {', '.join(schedules)}"] if schedules else []
+    if any(idea.lever == "microbatches" for idea in plan.left_out):
+        words.append("other numbers of microbatches")
+    parts = [_refused_part(idea) for idea in plan.left_out]
+    words += [part.words for part in parts if part.lever not in {"schedule", "microbatches"}]
+    sentence = f"planned for {plan.framework}, which has no setting for: {'; '.join(words)}"
+    reasons = {idea.reason for idea in plan.left_out}
+    if len(reasons) == 1 and len(plan.left_out) > 1:
+        sentence = f"planned for {plan.framework}: {reasons.pop()}"
+    return LeftOutPart(framework=plan.framework, options=parts, sentence=sentence)
+
+
+def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
+    """Write the best option that a framework can be told: one that is recommended, else a maybe."""
+    reason, setting = "", plan.baseline.setting
+    if order_file is not None:
+        setting = replace(setting, order_file=order_file)
+    # An order that was looked for is what is wanted, if it was found.
+    searched = () if plan.ordered is None else (plan.ordered.option,)
+    remedy = () if plan.remedy is None else (plan.remedy,)
+    options = (*searched, *plan.recommended, *remedy, *plan.to_try)
+    for option in (each for each in options if not (plan.changes_training(each) or each.by_replay)):
+        try:
+            text = emit(framework, option.change, setting)
+        except UsageError as error:
+            reason = reason or error.message
+            continue
+        order = order_beside(text, option.change, setting)
+        return EmitPart(
+            framework=framework,
+            option=plan.options.index(option),
+            text=text,
+            order=order,
+            order_file=None if order is None else setting.order_file,
+            reason=reason,
+        )
+    if not reason:
+        reason = "no option gains more than the noise"
+        if not plan.options and plan.left_out:
+            reason = plan.left_out[0].reason
+        elif any(option.by_replay for option in options):
+            reason = "what a replay prices is no setting of a framework"
+        elif options:
+            reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
+    return EmitPart(
+        framework=framework, option=None, text="", order=None, order_file=None, reason=reason
+    )
+
+
+def _tellable(plan: Plan) -> str | None:
+    option = plan.first
+    if option is None or option.by_replay:
+        return None
+    change, setting = option.change, plan.baseline.setting
+    every = (plan.framework or plan.baseline.framework or "torch", *EMITTERS)
+    return next((name for name in every if refusal_of(name, change, setting) is None), None)
+
+
+def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
+    """Say what to do first, or why there is nothing to do."""
+    if plan.best is not None:
+        return f"{_begin(describe(plan.best.change))}: {_say_batch(plan, plan.best)}."
+    if plan.baseline.no_fit is not None and plan.first is None:
+        return f"No predictions from this run: {plan.baseline.no_fit}."
+    over = plan.baseline.over_limit_bytes
+    if over is not None and over > 0:
+        said = f"a rank already takes {show_bytes(over)} more than its limit"
+        if plan.remedy is None:
+            return f"No memory to plan with: {said}."
+        return (
+            f"{_begin(said)}. What fits: {describe(plan.remedy.change)}, a batch in "
+            f"{show_duration(plan.remedy.window_ns)} instead of "
+            f"{show_duration(plan.baseline.window_ns)}."
+        )
+    if plan.first is not None:
+        words, batch = describe(plan.first.change), _say_batch(plan, plan.first)
+        return f"Try {words}: {batch}; not sure: {_why_unsure(plan, plan.first)}."
+    if not plan.options and (plan.refused or plan.left_out):
+        return "Nothing can be changed: every option is refused."
+    unweighed = ""
+    if plan.baseline.source.split is None:
+        unweighed = " No split was weighed: layers are unknown, say them with --layers."
+    if plan.recommended:
+        larger = plan.recommended[0]
+        return (
+            "Nothing gains more than the noise with this global batch; a larger one, which changes "
+            f"training, would: {describe(larger.change)}: {say_gain(larger)} throughput.{unweighed}"
+        )
+    return f"Nothing gains more than the noise of a run.{unweighed}"
+
+
+def _say_batch(plan: Plan, option: Option) -> str:
+    """Say what an option gains, and what a batch takes with it."""
+    batch, before = "a batch", ""
+    if option.change.microbatches is not None and option.change.hold != "batch":
+        batch = f"a batch of {option.change.microbatches}"
+        before = f"{plan.baseline.source.microbatches} in "
+    by_replay = " by replay" if option.by_replay else ""
+    return (
+        f"{say_gain(option)} throughput{by_replay}, {batch} in {show_duration(option.window_ns)} "
+        f"instead of {before}{show_duration(plan.baseline.window_ns)}"
+    )
+
+
+def _why_unsure(plan: Plan, option: Option) -> str:
+    """Say why an option should gain and is not sure to."""
+    noise = ", within the noise" if option.throughput_low > 0 else ""
+    return plan.unseen(option) or (
+        f"its interval begins at {show_gain(option.throughput_low)}{noise}"
+    )
+
+
+def _begin(words: str) -> str:
+    """Begin a sentence."""
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
+    """Say what may gain more, the best of each lever, a larger batch, repairs, and overlap.
+
+    `first` is said already. Beside what no setting cures, only what surely gains is worth a line.
+    """
+    best: dict[str, Option] = {}
+    larger: Option | None = None
+    for option in plan.recommended:
+        if plan.changes_training(option):
+            larger = larger or option
+        elif option is not first:
+            best.setdefault(option.lever, option)
+    said = []
+    if first is not None and plan.to_try and plan.to_try[0] is not first:
+        maybe = plan.to_try[0]
+        if maybe.throughput_gain > first.throughput_gain:
+            why = _why_unsure(plan, maybe)
+            said.append(f"Try {describe(maybe.change)}: {say_gain(maybe)}; not sure: {why}.")
+    said += _say_misses(plan)
+    said += [f"{_begin(describe(option.change))}: {say_gain(option)}." for option in best.values()]
+    said += [
+        _say_repair(plan, repair)
+        for repair in plan.repairs
+        if not uncured
+        and repair.option is not first
+        and repair.option not in plan.recommended
+        and not any(_holds(other, repair) for other in plan.repairs)
+    ]
+    if plan.ordered is not None:
+        said.append(say_order(plan.ordered))
+    if not uncured and plan.overlap is not None and plan.overlap.option.fits_memory is not False:
+        said.append(_say_overlap(plan, plan.overlap))
+    if larger is not None and plan.first is not None:
+        words = describe(larger.change)
+        said.append(f"A larger batch, which changes training: {words}: {say_gain(larger)}.")
+    return said
+
+
+def _say_misses(plan: Plan) -> list[str]:
+    """Say why no change is simulated, where the simulation goes wrong, and what would help."""
+    no_fit = plan.baseline.no_fit
+    if no_fit is None:
+        return []
+    listed = "only what the replay of the measured steps prices is listed"
+    # Where nothing is to be done, the error is the first line already.
+    said = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
+    large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
+    parts = [
+        f"{miss.of or 'what waits for what'} ({show_change_of(miss.over_ns)})" for miss in large
+    ]
+    if parts:
+        said.append(f"It misses the run in {', '.join(parts)}.")
+    return [*said, f"What helps: {no_fit.hint}."] if no_fit.hint else said
+
+
+def _missed_ns(plan: Plan) -> float:
+    return sum(miss.over_ns for miss in plan.misses)
+
+
+def show_change_of(ns: int) -> str:
+    """Write by how much longer or shorter something is taken to be."""
+    return f"{'+' if ns >= 0 else '-'}{show_duration(abs(ns))}"
+
+
+def _holds(repair: Repair, other: Repair) -> bool:
+    """Tell whether a repair is of the other's hops and of more."""
+    hops, others = (set(each.option.change.repaired or ()) for each in (repair, other))
+    return hops > others
+
+
+def _say_repair(plan: Plan, repair: Repair) -> str:
+    """Say of a slow hop that repairing it buys nothing sure."""
+    hops = repair.option.change.repaired or ()
+    takes = "take" if len(hops) > 1 else "takes"
+    saved_ns = plan.baseline.window_ns - repair.option.window_ns
+    slow = (
+        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as others"
+    )
+    if saved_ns <= 0:
+        return f"{slow}, and repairing buys nothing."
+    saved = show_duration(saved_ns)
+    if repair.option in plan.to_try:
+        why = _why_unsure(plan, repair.option)
+        return f"{slow}; repairing may gain {say_gain(repair.option)}, not sure: {why}."
+    return (
+        f"{slow}, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
+        f"{say_gain(repair.option)}: within the noise of a run."
+    )
+
+
+def _say_overlap(plan: Plan, overlap: Overlap) -> str:
+    even = overlap.break_even
+    if even is None:
+        pays = "it pays even if compute slows to a quarter beside messages"
+    elif even <= 1.0:
+        pays = "it gains nothing, even if compute does not slow"
+    else:
+        pays = f"it pays while compute slows by less than {show_percent(even - 1)} beside messages"
+    if overlap.slowdown is None:
+        hope = "try it" if overlap.option in plan.to_try else "and not likely to gain"
+        return f"Transfers beside compute: unknown, {hope}; {pays}."
+    seen = show_percent(overlap.slowdown - 1)
+    return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."

@@ -1,0 +1,429 @@
+"""A captured server in → what it would do with another setting, or other traffic, ranked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from debubble.analysis import Analysis
+from debubble.errors import UsageError
+from debubble.plan.emit import emit_serving
+from debubble.plan.plan import WORTH_A_TRY
+from debubble.plan.serving import ServingSetting
+from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
+from debubble.report.answers.ledger import RatesPart, Tariff, WorthPart, rates_of
+from debubble.report.answers.plan import EmitPart
+from debubble.report.answers.serving import answer_scheduler
+from debubble.serving.plan import (
+    WITHOUT_PROFILER,
+    ServerModel,
+    ServerOption,
+    plan_server,
+    predict,
+)
+from debubble.serving.traffic import ServerRates, Setting, Traffic
+from debubble.units import (
+    counted,
+    parse_lengths,
+    show_gain,
+    show_gains,
+    show_number,
+    show_percent,
+    show_seconds,
+)
+
+PLAN_SCHEMA = "debubble.plan-server/1"
+SIMULATE_SCHEMA = "debubble.simulate-server/1"
+
+
+class ServedPart(Part, frozen=True, kw_only=True):
+    """What a server does."""
+
+    batches_per_s: float
+    tokens_out_per_s: float
+    tokens_in_per_s: float
+    ttft_s: float | None
+    """This and `kv_tokens` are null where no prompt was captured or stated."""
+    tpot_s: float
+    kv_tokens: int | None
+
+
+class SettingPart(Part, frozen=True, kw_only=True):
+    """How it runs its batches."""
+
+    in_flight: int
+    chunk: int
+    layers: list[int] | None
+    requests_a_batch: int | None
+    repaired_hops: list[list[int]]
+    """Stages of each slow hop that is to be as quick as the others."""
+
+
+class TrafficPart(Part, frozen=True, kw_only=True):
+    """What is asked of it."""
+
+    clients: int
+    prompts: list[list[float]]
+    """Length and share of each."""
+    output: int
+
+
+class ServerOptionPart(Part, frozen=True, kw_only=True):
+    """One change, and what it would do."""
+
+    paths: ClassVar = {"gain_fraction": "gain"}
+
+    what: str
+    kinds: list[str]
+    setting: SettingPart
+    traffic: TrafficPart
+    served: ServedPart
+    gain_fraction: float
+    """Of tokens out a second; the two below hold four of five such changes."""
+    low_fraction: float
+    high_fraction: float
+    tpot_low_s: float
+    """So does this pair, of the time a token takes."""
+    tpot_high_s: float
+    worth: WorthPart | None
+    """A day of it, for the same tokens; null where no GPU is known."""
+    verdict: str
+    refused: str
+
+
+class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
+    """What a server does as it is, and what it would do; the most tokens first."""
+
+    schema: str = PLAN_SCHEMA
+    setting: SettingPart
+    traffic: TrafficPart
+    as_is: ServedPart
+    rates: RatesPart | None
+    """What the worth of options is counted by; null where no GPU is known."""
+    misfit_fraction: float
+    """How far the model is from what was measured."""
+    profiled: bool
+    """All figures are under the profiler: nothing tells what it costs."""
+    options: list[ServerOptionPart]
+    recommended: int | None
+    emitted: EmitPart | None
+    assumptions: list[str]
+    verdict: str
+    warnings: list[AnswerWarning]
+
+
+class ServerSimulateAnswer(ServerPlanAnswer, frozen=True, kw_only=True):
+    """The same of the one change that was asked for."""
+
+    schema: str = SIMULATE_SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedLoad:
+    """What a server was put under, as it was typed."""
+
+    clients: int | None = None
+    """None: as many as its metrics say were running."""
+    prompt: str = "512"
+    output: str = "48"
+
+
+def read_stated_load(text: str) -> StatedLoad:
+    """Read `clients=32 prompt=512:0.8,2048:0.2 output=48`."""
+    values = dict(word.partition("=")[::2] for word in text.split())
+    wrong = sorted(set(values) - {"clients", "prompt", "output"})
+    clients = values.get("clients", "1")
+    if wrong or not clients.isdigit() or not int(clients):
+        raise UsageError(
+            f"{wrong[0] if wrong else clients!r} says nothing of a load",
+            hint="write 'clients=32 prompt=512:0.8,2048:0.2 output=48'",
+        )
+    for lengths in (values.get("prompt"), values.get("output")):
+        parse_lengths(lengths or "1")
+    return StatedLoad(**values | ({"clients": int(clients)} if "clients" in values else {}))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerQuestion:
+    """What is said of a server and of its change; None is what is not said."""
+
+    load: StatedLoad | None = None
+    """What it was put under, where its metrics do not tell."""
+    kv_tokens: int | None = None
+    """That its cache holds, on each stage."""
+    layers: tuple[int, ...] | None = None
+    split: tuple[int, ...] | None = None
+    in_flight: int | None = None
+    chunk: int | None = None
+    requests: int | None = None
+    prompts: str | None = None
+    """Of other traffic: a length, or a mix."""
+    tariff: Tariff = field(default_factory=Tariff)
+
+    @property
+    def changes(self) -> bool:
+        """Whether any change is asked for."""
+        asked = (self.split, self.in_flight, self.chunk, self.requests, self.prompts)
+        return any(value is not None for value in asked)
+
+
+def answer_server_plan(
+    analysis: Analysis, question: ServerQuestion, emit_for: str | None = None
+) -> ServerPlanAnswer:
+    """Rank what could be changed in a server."""
+    model = _model(analysis, question)
+    options = plan_server(model, limit=question.kv_tokens)
+    best = next((row for row, option in enumerate(options) if option.verdict == "yes"), None)
+    if best is None:
+        maybe = [
+            option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
+        ]
+        scheduler = answer_scheduler(analysis)
+        notes = scheduler.notes[:1] if scheduler else []
+        verdict = "; ".join(
+            (f"{_as_it_is(model)}: no priced change gains more than the noise", *notes)
+        )
+        verdict = f"{verdict}."
+        if maybe:
+            gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
+            alone = "" if maybe[0].of_prompts else ", counting decode alone"
+            verdict = (
+                f"{_as_it_is(model)}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
+                f"sure: its interval begins at {show_percent(maybe[0].low - 1)}."
+            )
+    else:
+        verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."
+    emitted = None
+    if emit_for is not None:
+        emitted = _emit(model, options, emit_for)
+    return ServerPlanAnswer(
+        **_common(analysis, model, options, question.tariff),
+        recommended=best,
+        emitted=emitted,
+        verdict=verdict,
+    )
+
+
+def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> ServerSimulateAnswer:
+    """Say what one change, or several at once, would do."""
+    model = _model(analysis, question)
+    now = model.setting
+    if question.split is not None:
+        known = model.costs.layers
+        if known is None or sum(known) != sum(question.split) or len(known) != len(question.split):
+            has = "not known" if known is None else ",".join(map(str, known))
+            raise UsageError(
+                f"{','.join(map(str, question.split))} is no split of this server's layers",
+                hint=f"its stages have {has}; state them with --layers",
+            )
+    if (question.in_flight or 0) > model.traffic.clients:
+        asked = counted(question.in_flight or 0, "batch", "batches")
+        raise UsageError(
+            f"{counted(model.traffic.clients, 'request')} at once do not fill {asked} in flight",
+            hint="a batch has one request or more; other traffic is stated with --load",
+        )
+    setting = replace(
+        now,
+        in_flight=question.in_flight or now.in_flight,
+        chunk=question.chunk or now.chunk,
+        layers=question.split,
+        requests_a_batch=question.requests or now.requests_a_batch,
+    )
+    traffic = None
+    if question.prompts is not None:
+        traffic = replace(model.traffic, prompts=parse_lengths(question.prompts))
+    option = predict(model, setting, traffic, limit=question.kv_tokens)
+    verdict = f"{_as_it_is(model)}."
+    if question.changes:
+        verdict = f"{_as_it_is(model)}; {_say(model, option)}."
+    return ServerSimulateAnswer(
+        **_common(analysis, model, (option,) if question.changes else (), question.tariff),
+        recommended=None,
+        emitted=None,
+        verdict=verdict,
+    )
+
+
+def _model(analysis: Analysis, question: ServerQuestion) -> ServerModel:
+    traffic = None
+    if question.load is not None:
+        output = sum(length * share for length, share in parse_lengths(question.load.output))
+        notes = analysis.server_notes
+        running = notes.around.requests_running if notes and notes.around else None
+        clients = question.load.clients or round(running or 1)
+        traffic = read_traffic(clients, question.load.prompt, max(1, round(output)))
+    return analysis.server_model(layers=question.layers, traffic=traffic)
+
+
+def read_traffic(clients: int, prompts: str, output: int) -> Traffic:
+    """Return traffic as it is written: lengths of prompts as one, or as a mix."""
+    return Traffic(clients=clients, prompts=parse_lengths(prompts), output=output)
+
+
+def _common(
+    analysis: Analysis, model: ServerModel, options: tuple[ServerOption, ...], tariff: Tariff
+) -> dict[str, Any]:
+    rates = rates_of(analysis, tariff)
+    return {
+        "rates": rates.as_part(),
+        "setting": _setting_part(model.setting, model),
+        "traffic": _traffic_part(model.traffic),
+        "as_is": _served_part(model.as_is, model.traffic),
+        "misfit_fraction": model.off,
+        "profiled": model.profiled,
+        "options": [
+            ServerOptionPart.of(
+                option,
+                what=_what(model, option),
+                setting=_setting_part(option.setting, model),
+                traffic=_traffic_part(option.traffic),
+                served=_served_part(option.served, option.traffic),
+                low_fraction=option.low - 1,
+                high_fraction=option.high - 1,
+                tpot_low_s=option.tpot_s[0],
+                tpot_high_s=option.tpot_s[1],
+                worth=rates.worth_of_gain(option.gain),
+            )
+            for option in options
+        ],
+        "assumptions": _assumptions(analysis, model),
+        "warnings": list_warnings(analysis.warnings),
+    }
+
+
+def _setting_part(setting: Setting, model: ServerModel) -> SettingPart:
+    layers = setting.layers or model.costs.layers
+    return SettingPart.of(
+        setting,
+        layers=list(layers) if layers else None,
+        repaired_hops=[[stage - 1, stage] for stage in setting.repaired],
+    )
+
+
+def _traffic_part(traffic: Traffic) -> TrafficPart:
+    prompts = [[float(length), share] for length, share in traffic.prompts]
+    return TrafficPart.of(traffic, prompts=prompts)
+
+
+def _served_part(served: ServerRates, traffic: Traffic) -> ServedPart:
+    of_prompts = {} if traffic.prompt > 0 else {"ttft_s": None, "kv_tokens": None}
+    return ServedPart.of(served, **of_prompts)
+
+
+def _what(model: ServerModel, option: ServerOption) -> str:
+    """Say a change in words."""
+    setting, parts = option.setting, []
+    if "in_flight" in option.kinds:
+        parts.append(f"{counted(setting.in_flight, 'batch', 'batches')} in flight")
+    if "split" in option.kinds and setting.layers:
+        parts.append(f"layers {','.join(map(str, setting.layers))}")
+    if "chunk" in option.kinds:
+        parts.append(f"chunks of {setting.chunk}")
+    if "requests" in option.kinds:
+        parts.append(f"{counted(setting.requests_a_batch or 0, 'request')} a batch")
+    if "hop" in option.kinds:
+        hops = " and ".join(f"{stage - 1} → {stage}" for stage in setting.repaired)
+        parts.append(f"hop {hops} as quick as its peers")
+    if "prompts" in option.kinds:
+        mix = option.traffic.prompts
+        told = ", ".join(
+            f"{length}" if len(mix) == 1 else f"{length} ({show_percent(share)})"
+            for length, share in mix
+        )
+        parts.append(f"prompts of {told} tokens")
+    return " and ".join(parts) or f"{model.setting.in_flight} in flight, as it is"
+
+
+def _as_it_is(model: ServerModel) -> str:
+    rate = f"{show_number(model.as_is.tokens_out_per_s)} tokens/s out"
+    under = " under the profiler" if model.profiled else ""
+    return f"The server gives {rate}{under}, {show_seconds(model.as_is.tpot_s)} a token"
+
+
+def _say(model: ServerModel, option: ServerOption) -> str:
+    what = _what(model, option)
+    if option.refused:
+        return f"{what} is refused: {option.refused}"
+    served = option.served
+    return (
+        f"with {what} it would give {show_number(served.tokens_out_per_s)} "
+        f"({show_gain(option.gain)}, four of five from "
+        f"{show_gains(option.low - 1, option.high - 1)}), {show_seconds(served.tpot_s)} a token"
+    )
+
+
+def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
+    """Say what the traces did not tell."""
+    found = []
+    scheduler = answer_scheduler(analysis)
+    engine = scheduler.notes if scheduler else []
+    if model.profiled:
+        found.append(
+            "the profiler's own cost is not known: figures are of the captured batches, and "
+            f"intervals hold hosts that are up to {WITHOUT_PROFILER:.0f} times as quick without it"
+        )
+    if analysis.stream is not None and analysis.stream.batches.first_sets_pace:
+        found.append(
+            f"{model.setting.in_flight} batches in flight: the first stage sets the pace, so that "
+            "more do not show; --in-flight-measured states them"
+        )
+    if not model.traffic.prompt:
+        requests = counted(model.traffic.clients, "request")
+        notes = analysis.server_notes
+        longer = notes.seconds_for_both if notes else None
+        how_long = "longer" if longer is None else f"{longer:.0f} s"
+        found.append(
+            f"no prompt was captured: {requests} that decode alone; TTFT, chunks "
+            f"(--max-num-batched-tokens of vLLM) and what is best with prompts are not told: "
+            f"capture {how_long}"
+        )
+        return found + engine
+    mix = " and ".join(f"{length}" for length, _ in model.traffic.prompts)
+    how = "by the server's metrics" if analysis.server_notes else "by the captured batches"
+    found.append(
+        f"{counted(model.traffic.clients, 'request')} at once, prompts of {mix} tokens, "
+        f"{model.traffic.output} tokens an answer ({how}, or as stated)"
+    )
+    found.append("requests that end are followed by others at once: a closed loop")
+    return found + engine
+
+
+def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) -> EmitPart:
+    """Write the best setting that gains and that an engine can be told."""
+    reason = ""
+    gains = [option for option in options if option.verdict in {"yes", "maybe"} and option.gain > 0]
+    for option in gains:
+        setting = option.setting
+        if option.kinds == ("hop",):
+            reason = reason or "no engine can be told to repair a hop"
+            continue
+        layers = setting.layers or model.costs.layers
+        told = ServingSetting(
+            stages=model.costs.stages,
+            layers=layers if "split" in option.kinds else None,
+            in_flight=setting.in_flight if "in_flight" in option.kinds else None,
+            chunk=setting.chunk if "chunk" in option.kinds else None,
+            requests_a_batch=setting.requests_a_batch if "requests" in option.kinds else None,
+            answers_a_batch=-(-model.traffic.clients // setting.in_flight),
+        )
+        try:
+            text = emit_serving(engine, told)
+        except UsageError as error:
+            reason = reason or error.message
+            continue
+        return EmitPart(
+            framework=engine,
+            option=options.index(option),
+            text=text,
+            order=None,
+            order_file=None,
+            reason=reason,
+        )
+    return EmitPart(
+        framework=engine,
+        option=None,
+        text="",
+        order=None,
+        order_file=None,
+        reason=reason or "no option gains",
+    )

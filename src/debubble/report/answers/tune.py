@@ -1,0 +1,236 @@
+"""A `Tuning` in → what `debubble tune` answers: the winner, every run, and why it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from debubble.annexes.tune.journal import Expectation, Run
+from debubble.annexes.tune.loop import Tuning
+from debubble.annexes.tune.prospects import Prospects
+from debubble.annexes.tune.setting import Setting
+from debubble.annexes.tune.trial import LOG
+from debubble.report.answers.base import Answer, AnswerWarning, Part
+from debubble.report.answers.change import ChangePart, IntervalPart
+from debubble.report.answers.compare import SidePart, answer_side
+from debubble.units import NS_PER_S, counted, show_duration, show_gain
+
+SCHEMA = "debubble.tune/1"
+
+
+class SettingPart(Part, frozen=True, kw_only=True, omit_defaults=True):
+    """What the command is told; what it cannot be told is left out."""
+
+    microbatches: int | None = None
+    split: list[int] | None = None
+    schedule: str | None = None
+    overlap: bool | None = None
+    layers: list[int] | None = None
+    in_flight: int | None = None
+    chunk: int | None = None
+    tokens_a_batch: int | None = None
+    requests_a_batch: int | None = None
+
+
+class ExpectedPart(Part, frozen=True, kw_only=True):
+    """What was predicted of a run."""
+
+    paths: ClassVar = {
+        "throughput_gain_fraction": "gain",
+        "basis": "prediction.basis",
+    }
+
+    throughput_gain_fraction: float
+    interval: IntervalPart
+    batch_latency_s: float
+    peak_memory_bytes: list[int] | None
+    basis: str | None
+    """Of the batch latency; null of a server."""
+    changes_training: bool
+    """It trains with a larger global batch."""
+
+
+class RunPart(Part, frozen=True, kw_only=True):
+    """One run of the command, and what came of it."""
+
+    paths: ClassVar = {
+        "run": "number",
+        "message": "outcome.message",
+        "seconds": "outcome.seconds",
+    }
+
+    run: int
+    setting: SettingPart
+    why: str
+    outcome: str
+    message: str | None
+    seconds: float
+    measured: SidePart | None
+    throughput_gain_fraction: float | None
+    expected: ExpectedPart | None
+    traces: str
+    output: str
+
+
+class RefusedOption(Part, frozen=True, kw_only=True):
+    """An option that could not be tried."""
+
+    lever: str
+    change: ChangePart
+    reason: str
+
+
+class UntoldOption(Part, frozen=True, kw_only=True):
+    """An option that would gain, and that the command cannot be told."""
+
+    paths: ClassVar = {
+        "change": "option.change",
+        "throughput_gain_fraction": "option.throughput_gain",
+    }
+
+    lever: str
+    change: ChangePart
+    throughput_gain_fraction: float
+
+
+class TuneAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble tune` says."""
+
+    schema: str = SCHEMA
+    basis: str
+    """Of all runs: profiled or unprofiled."""
+    command: list[str]
+    now: SettingPart
+    winner: SettingPart | None
+    winner_command: list[str]
+    throughput_gain_fraction: float | None
+    expected: ExpectedPart | None
+    verdict: str | None
+    confidence: str | None
+    runs: list[RunPart]
+    refused: list[RefusedOption]
+    not_tellable: list[UntoldOption]
+    stopped: str
+    budget_spent: bool
+    records: str
+    sentence: str
+    warnings: list[AnswerWarning]
+
+
+class TryPart(Part, frozen=True, kw_only=True):
+    """A setting that would be tried."""
+
+    setting: SettingPart
+    command: list[str]
+    expected: ExpectedPart | None
+
+
+class DryRunAnswer(Answer, frozen=True, kw_only=True):
+    """What `debubble tune --dry-run` says."""
+
+    schema: str = SCHEMA
+    dry_run: bool = True
+    first: list[str]
+    tries: list[TryPart]
+    warnings: list[AnswerWarning]
+
+
+def answer_tune(tuned: Tuning) -> TuneAnswer:
+    """Say which setting won, and what came of every run."""
+    standing, winner = tuned.standing, tuned.winner
+    compared = None if standing.best is None else standing.compared(standing.best)
+    return TuneAnswer(
+        basis=standing.basis,
+        command=list(tuned.bench.template.words),
+        now=SettingPart.of(standing.now),
+        winner=None if winner is None else SettingPart.of(winner),
+        winner_command=list(tuned.command),
+        throughput_gain_fraction=None if winner is None else standing.gain_of(winner),
+        expected=None if winner is None else _expected_part(last_expected(tuned, winner)),
+        verdict=None if compared is None else compared.verdict.value,
+        confidence=None if compared is None else compared.confidence.value,
+        runs=[_run_part(tuned, run) for run in standing.runs],
+        refused=[RefusedOption.of(option) for option in tuned.prospects.refused],
+        not_tellable=[UntoldOption.of(untold) for untold in tuned.prospects.untellable],
+        stopped=tuned.stop.why,
+        budget_spent=tuned.stop.spent,
+        records=str(tuned.bench.folder),
+        sentence=say_tuning(tuned),
+        warnings=[],
+    )
+
+
+def answer_dry_run(
+    commands: Sequence[tuple[Setting, tuple[str, ...]]], found: Prospects | None
+) -> DryRunAnswer:
+    """Say what would be run; the first command is that of the setting as it is."""
+    tries = [] if found is None else [prospect for prospect in found.tries if prospect.worth]
+    return DryRunAnswer(
+        first=list(commands[0][1]),
+        tries=[
+            TryPart(
+                setting=SettingPart.of(prospect.setting),
+                command=list(words),
+                expected=_expected_part(prospect.expected),
+            )
+            for prospect, (_, words) in zip(tries, commands[1:], strict=True)
+        ],
+        warnings=[],
+    )
+
+
+def say_tuning(tuned: Tuning) -> str:
+    """Say what came of it in a sentence."""
+    standing, winner = tuned.standing, tuned.winner
+    seconds = sum(run.outcome.seconds for run in standing.runs)
+    spent = f"{counted(len(standing.runs), 'run')} in {show_duration(seconds * NS_PER_S)}"
+    if winner is not None:
+        words = f"{str(winner)[:1].upper()}{str(winner)[1:]}"
+        predicted = last_expected(tuned, winner)
+        said = f" (predicted {show_gain(predicted.gain)})" if predicted else ""
+        if not standing.of(standing.now):
+            return f"{words}: the best that fits memory; {spent}."
+        gain = show_gain(standing.gain_of(winner))
+        larger = ", with a larger batch" if any(map(standing.grew, standing.of(winner))) else ""
+        return f"{words}: {gain} throughput{said}{larger}; {spent}."
+    if standing.best is None:
+        return f"No setting that was tried fits memory; {spent}."
+    tried = {run.setting for run in standing.runs} - {standing.now}
+    if tuned.stop.spent and not tried:
+        return f"Nothing was tried: the budget allows no more; {spent}."
+    if not tried:
+        return f"Nothing to gain beyond the noise: keep {standing.now}; {spent}."
+    return f"No setting is clearly better: keep {standing.now}; {spent}."
+
+
+def last_expected(tuned: Tuning, setting: Setting) -> Expectation | None:
+    """Return what was last predicted of a setting."""
+    found = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
+    return found[-1] if found else None
+
+
+def _expected_part(expected: Expectation | None) -> ExpectedPart | None:
+    if expected is None:
+        return None
+    kept = expected.prediction
+    return ExpectedPart.of(
+        expected,
+        interval=IntervalPart(
+            throughput_gain_fraction=[expected.low, expected.high],
+            batch_latency_s=None if kept is None else [kept.low_s, kept.high_s],
+        ),
+    )
+
+
+def _run_part(tuned: Tuning, run: Run) -> RunPart:
+    measurement = run.outcome.measurement
+    folder = tuned.bench.folder_of(run.number)
+    return RunPart.of(
+        run,
+        outcome=run.outcome.kind.value,
+        measured=None if measurement is None else answer_side(measurement, tuned.standing.basis),
+        throughput_gain_fraction=None if measurement is None else tuned.standing.gain_of_run(run),
+        expected=_expected_part(run.expected),
+        traces=str(folder),
+        output=str(folder / LOG),
+    )

@@ -1,0 +1,536 @@
+"""A timeline's memory curve in → what it is held for, and the peak of any order.
+
+A rank holds what its layers are made of, their gradients from the first backward pass on, the
+activations of microbatches in flight, and for each microbatch of a step what the framework keeps:
+receive buffers, outputs, the batch itself. One run tells all but the last, for which its messages
+stand in; two runs with different numbers of microbatches tell that, too.
+
+What a layer weighs, where it is read from, and what torch keeps until a step ends:
+docs/explanation/how-predictions-are-made.md, "Memory".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import floor
+from statistics import median
+
+import numpy as np
+
+from debubble.errors import UsageError
+from debubble.timeline.model import RankTimeline, Timeline
+from debubble.timeline.schedules import Action, Order, hold
+
+# Torch keeps a microbatch's whole graph until W, and from I on the gradients of its outputs as
+# well: so much more of its activations, where no run with I and W was measured.
+HALFWAY_SHARE = 0.5
+# A weight gradient alone has the gradients of two weights at hand, a backward pass those of one:
+# so much more work space, of a backward pass's. Measured.
+_SPLIT_WORK_SPACE = 0.37
+# Of a stage that recomputes or offloads, so many layers have all of a microbatch's activations:
+# the one at work, for frameworks recompute, and copy back, layer by layer.
+_AT_HAND = 1
+# The batch as the loop makes it: inputs and targets. More than these two are something else.
+_MOST_BATCHES = 2
+# Gradients are fitted to within a few percent; optimizer states are whole multiples of them.
+_GRADIENT_TOLERANCE = 1.05
+# In bf16 with states in float32, gradients are a ninth of what a layer holds, or more.
+_LEAST_GRADIENTS = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """What the allocator of one rank was seen to hold."""
+
+    peak_bytes: float
+    """While passes ran."""
+    static_bytes: float
+    """With no microbatch in flight; gradients are in it."""
+    gradient_bytes: float
+    """0 where they never go, and where there are none."""
+    per_microbatch_bytes: float
+    """Of one chunk."""
+    halfway_bytes: float
+    """More than that once it had I and waits for W."""
+    transient_bytes: float
+    received_bytes: float
+    """Of one microbatch, over all its messages: where buffers are kept, so much of them."""
+    layers: tuple[int, ...] | None
+    """Of each of its stages; None where they could not be counted."""
+    between_peak_bytes: float = 0.0
+    """Between the passes of two steps: an optimizer's, and what it works with."""
+    reserved_bytes: float | None = None
+    """The most that the allocator took from the device, used or not."""
+    limit_bytes: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRun:
+    """One measured run of a pipeline."""
+
+    order: Order
+    ranks: tuple[RankMemory, ...]
+    message_bytes: float
+    """Of one microbatch between two stages."""
+    uses_buffers_again: bool = False
+    """Whether microbatches share what messages are received in: those of Megatron and DeepSpeed."""
+
+    @property
+    def microbatches(self) -> int:
+        """How many microbatches a step had."""
+        return microbatches_of(self.order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCosts:
+    """What one rank holds besides its layers."""
+
+    fixed_bytes: float
+    """Whatever the number of layers and microbatches; the work space of a pass is in it."""
+    transient_bytes: float
+    """That work space."""
+    buffer_bytes: float
+    """For each microbatch of a step, in flight or not, beyond its messages' buffers."""
+    activation_bytes: float
+    """For each microbatch in flight, beyond its layers and the last stage's loss."""
+    gradient_bytes: float
+    """Beyond its layers."""
+    layers: tuple[int, ...] | None
+    """Of each stage, in the first run."""
+    between_bytes: float = 0.0
+    """What it holds at most between the passes of two steps, as an optimizer's step does."""
+    between_keeps_buffers: bool = False
+    """Whether there are buffers for each microbatch beside that, as torch's pipelining has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCosts:
+    """What memory is held for; the layer's shares are 0 where layers could not be counted."""
+
+    ranks: tuple[RankCosts, ...]
+    layer_static_bytes: float
+    """Parameters and optimizer state of a layer."""
+    layer_between_bytes: float
+    """Of what a rank holds at most between the passes of two steps, that of a layer."""
+    layer_gradient_bytes: float
+    layer_activation_bytes: float
+    """Of a layer, for each microbatch in flight."""
+    loss_activation_bytes: float
+    """Of the last stage, for each microbatch in flight, beyond its layers."""
+    halfway_share: float
+    """What a microbatch takes more between I and W, as a share of its activations."""
+    message_bytes: float
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """What a rank is predicted to hold at most."""
+
+    peak_bytes: float
+    activation_bytes: float
+    """Of it, for microbatches in flight, at the peak."""
+    buffer_bytes: float
+    """Of it, for each microbatch of the step."""
+
+
+def memory_run(timeline: Timeline, pipeline: int, order: Order) -> MemoryRun:
+    """Take what a timeline tells of memory."""
+    ranks = sorted(timeline.ranks_of(pipeline), key=lambda rank: min(rank.stages))
+    transfers, received = timeline.transfers, []
+    for rank in ranks:
+        mine = transfers.destination == rank.rank
+        steps = max(len(np.unique(transfers.step[mine])), 1)
+        in_a_step = float(transfers.message_bytes[mine].sum()) / steps
+        received.append(in_a_step / microbatches_of(order))
+    inputs = [_inputs_of(order, position) for position in range(len(order))]
+    sizes = [size / count for size, count in zip(received, inputs, strict=True) if count]
+    return MemoryRun(
+        order=order,
+        ranks=tuple(_of_rank(rank, size) for rank, size in zip(ranks, received, strict=True)),
+        message_bytes=float(np.median(sizes)) if sizes else 0.0,
+        uses_buffers_again=ranks[0].parallelism.framework in {"megatron", "deepspeed"},
+    )
+
+
+def _of_rank(rank: RankTimeline, received: float) -> RankMemory:
+    memory = rank.memory
+    if memory is None or memory.static_bytes is None or memory.per_microbatch_bytes is None:
+        raise UsageError(
+            f"rank {rank.rank} does not tell how its memory grows with microbatches",
+            hint="capture with profile_memory=True, whole steps of two microbatches or more",
+        )
+    counted = {stage.stage: stage.layers for stage in rank.layers}
+    return RankMemory(
+        peak_bytes=memory.passes_peak_bytes or memory.peak_bytes,
+        between_peak_bytes=memory.between_peak_bytes or 0,
+        static_bytes=memory.static_bytes,
+        gradient_bytes=memory.gradient_bytes or 0,
+        per_microbatch_bytes=memory.per_microbatch_bytes,
+        halfway_bytes=memory.halfway_bytes or 0,
+        transient_bytes=memory.transient_bytes or 0,
+        received_bytes=received,
+        layers=tuple(counted[stage] for stage in rank.stages)
+        if set(counted) >= set(rank.stages)
+        else None,
+        reserved_bytes=memory.peak_reserved_bytes,
+        limit_bytes=memory.limit_bytes,
+    )
+
+
+def fit_memory(
+    runs: Sequence[MemoryRun], *, layer_static_bytes: float | None = None
+) -> MemoryCosts:
+    """Fit one run, or several of the same model on as many ranks."""
+    if len({len(run.ranks) for run in runs}) != 1:
+        raise UsageError(
+            "these runs do not have the same number of ranks",
+            hint="give runs of one model on one number of ranks",
+        )
+    said: list[str] = []
+    trains = any(_trains(actions) for run in runs for actions in run.order)
+    # Forward only, a microbatch leaves its output behind, and nothing of its layers.
+    activation = _per_layer(runs, "per_microbatch_bytes", whole=False) if trains else 0.0
+    gradient = _per_layer(runs, "gradient_bytes", whole=True)
+    if layer_static_bytes is None:
+        layer_static_bytes = _static_a_layer(runs, gradient, said)
+    if len({run.microbatches for run in runs}) == 1:
+        said.append("for each microbatch a rank keeps its receive buffers and its share of a batch")
+    halfway = [
+        rank.halfway_bytes / rank.per_microbatch_bytes
+        for run in runs
+        for rank in run.ranks
+        if rank.halfway_bytes > 0 and rank.per_microbatch_bytes > 0
+    ]
+    costs = MemoryCosts(
+        ranks=(),
+        layer_static_bytes=layer_static_bytes,
+        layer_between_bytes=_per_layer(runs, "between_peak_bytes", whole=True),
+        layer_gradient_bytes=gradient,
+        layer_activation_bytes=activation,
+        loss_activation_bytes=_beyond_layers_of_last(runs, activation),
+        halfway_share=median(halfway) if halfway else HALFWAY_SHARE,
+        message_bytes=median(run.message_bytes for run in runs),
+        assumptions=tuple(said),
+    )
+    positions = range(len(runs[0].ranks))
+    return replace(costs, ranks=tuple(_fit_rank(runs, position, costs) for position in positions))
+
+
+def recomputed(costs: MemoryCosts) -> MemoryCosts:
+    """Return what is held where backward passes recompute: of a layer, what it is given."""
+    least = min(costs.layer_activation_bytes, costs.message_bytes)
+    return replace(costs, layer_activation_bytes=least)
+
+
+def predict_peaks(  # noqa: PLR0913 (an order, and what may change with it)
+    costs: MemoryCosts,
+    order: Order,
+    *,
+    layers: Sequence[float] | None = None,
+    token_scale: float = 1.0,
+    recompute_stages: Collection[int] = (),
+    offload_stages: Collection[int] = (),
+) -> tuple[PeakMemory, ...]:
+    """Predict the peak of each rank in another order, with other layers a stage.
+
+    Without `layers` each rank keeps those it has. `token_scale` is the size of a microbatch
+    against the measured one.
+    """
+    held = {stage: recomputed(costs).layer_activation_bytes for stage in recompute_stages}
+    held |= dict.fromkeys(offload_stages, 0.0)
+    if len(order) != len(costs.ranks):
+        raise UsageError(
+            f"{len(costs.ranks)} ranks were measured, not {len(order)}",
+            hint="memory is predicted for the measured number of ranks",
+        )
+    stages = 1 + last_stage(order)
+    if layers is not None and len(layers) != stages:
+        raise UsageError(
+            f"{len(layers)} numbers of layers do not fit {stages} stages",
+            hint="give one for each stage",
+        )
+    return tuple(
+        _predict_rank(costs, rank, order, position, layers=layers, scale=token_scale, held_by=held)
+        for position, rank in enumerate(costs.ranks)
+    )
+
+
+def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that may change)
+    costs: MemoryCosts,
+    rank: RankCosts,
+    order: Order,
+    position: int,
+    *,
+    layers: Sequence[float] | None,
+    scale: float,
+    held_by: Mapping[int, float] | None = None,
+) -> PeakMemory:
+    """Walk over a rank's passes: a row before the first and after each, the highest is the peak.
+
+    `held_by` says what a layer of some stages holds of a microbatch in flight, where not all.
+    """
+    actions, last, microbatches = order[position], last_stage(order), microbatches_of(order)
+    held = hold(actions)
+    mine = _layers_here(rank.layers, held.stages, layers)
+    each = rank.activation_bytes + costs.layer_activation_bytes * np.array(mine)
+    each[np.array(held.stages) == last] += costs.loss_activation_bytes
+    activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
+    for column, stage in enumerate(held.stages):
+        if held_by and stage in held_by:
+            # The layer at work has all of it, and so has a microbatch between its I and its W.
+            less = costs.layer_activation_bytes - held_by[stage]
+            waiting = held.in_flight[:, column] - held.halfway[:, column]
+            gone = np.maximum(mine[column] * waiting - _AT_HAND, 0)
+            activation -= scale * less * gone
+    gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
+    # Torch keeps until a step ends the outputs of the last stage, and of each I the gradients that
+    # it sent to another rank. Forward only, outputs are what is in flight.
+    trains = _trains(actions)
+    keeps = [
+        (action.kind == "F" and action.stage == last and trains)
+        or (action.kind == "I" and action.stage > 0 and action.stage - 1 not in held.stages)
+        for action in actions
+    ]
+    kept = scale * costs.message_bytes * np.concatenate(([0.0], np.cumsum(keeps)))
+    # By what share the pass after each row needs more work space than others do.
+    split = {action.stage for action in actions if action.kind == "I"}
+    more = [_SPLIT_WORK_SPACE * (a.kind == "W" and a.stage in split) for a in actions]
+    work_space = scale * rank.transient_bytes * np.array([*more, 0.0])
+    level = activation + kept + held.reduced @ gradients + work_space
+    if last in held.stages:
+        # The outputs are put together once more when all are there; no pass works then.
+        outputs = costs.message_bytes * microbatches
+        level[-1] += scale * max(outputs - rank.transient_bytes, 0.0)
+    highest = int(level.argmax())
+    more_buffers = costs.message_bytes * _stage_ends(order, position)
+    buffers = scale * microbatches * (rank.buffer_bytes + more_buffers)
+    static = sum(mine) * costs.layer_static_bytes
+    fixed = rank.fixed_bytes - (1 - scale) * rank.transient_bytes
+    moved = sum(mine) - sum(rank.layers or mine)
+    between = rank.between_bytes + costs.layer_between_bytes * moved
+    between += buffers if rank.between_keeps_buffers else 0.0
+    return PeakMemory(
+        peak_bytes=max(fixed + static + buffers + float(level[highest]), between),
+        activation_bytes=float(activation[highest]),
+        buffer_bytes=buffers,
+    )
+
+
+def _layers_here(
+    measured: tuple[int, ...] | None, stages: Sequence[int], layers: Sequence[float] | None
+) -> list[float]:
+    """Return the layers of each stage of a rank: as given, or as many as it has."""
+    if layers is not None:
+        return [float(layers[stage]) for stage in stages]
+    if measured is not None and len(measured) == len(stages):
+        return [float(count) for count in measured]
+    return [sum(measured or ()) / len(stages)] * len(stages)
+
+
+def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> RankCosts:
+    """Let what is left of the peaks, without layers and activations, be a line over microbatches.
+
+    Of one number of microbatches the line's slope is the buffers that messages need.
+    """
+    seen = [run.ranks[position] for run in runs]
+    work_space = median(rank.transient_bytes for rank in seen)
+    every = [rank for run in runs for rank in run.ranks]
+    if not any(rank.gradient_bytes for rank in every):
+        # Forward only, the last stage's peak may be where outputs are put together: others tell.
+        work_space = min(work_space, median(rank.transient_bytes for rank in every))
+    bare = RankCosts(
+        fixed_bytes=0.0,
+        transient_bytes=work_space,
+        buffer_bytes=0.0,
+        activation_bytes=median(
+            _beyond_layers(run, position, costs.layer_activation_bytes)
+            - costs.loss_activation_bytes
+            * (last_stage(run.order) in _stages_of(run.order, position))
+            / len(_stages_of(run.order, position))
+            for run in runs
+        ),
+        gradient_bytes=median(
+            rank.gradient_bytes - costs.layer_gradient_bytes * sum(rank.layers or ())
+            for rank in seen
+        ),
+        layers=seen[0].layers,
+    )
+    left = []
+    for run, rank in zip(runs, seen, strict=True):
+        layers = _all_layers(run)
+        bare_peak = _predict_rank(costs, bare, run.order, position, layers=layers, scale=1.0)
+        left.append(rank.peak_bytes - bare_peak.peak_bytes)
+    counts = [run.microbatches for run in runs]
+    if len(set(counts)) == 1:
+        slope = _batch_share(runs[0], position, costs)
+    else:
+        columns = np.stack((np.ones(len(counts)), counts), axis=1)
+        slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
+    fixed = float(np.mean([rest - slope * m for rest, m in zip(left, counts, strict=True)]))
+    between, keeps = float(seen[0].between_peak_bytes), False
+    if not runs[0].uses_buffers_again:
+        each = slope + costs.message_bytes * _stage_ends(runs[0].order, position)
+        between, keeps = between - each * runs[0].microbatches, True
+    return replace(
+        bare,
+        fixed_bytes=fixed,
+        buffer_bytes=slope,
+        between_bytes=between,
+        between_keeps_buffers=keeps,
+    )
+
+
+def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str]) -> float:
+    """Return what a layer holds always, its gradients left out.
+
+    Parameters, and every state of the optimizer, are as large as gradients or a whole multiple.
+    """
+    held = [
+        (_without_buffers(run, rank), rank)
+        for run in runs
+        for rank in _of_layers_alone(run)
+        if rank.layers and sum(rank.layers)
+    ]
+    if not held:
+        said.append("layers could not be counted: what moves with a layer is not known")
+        return 0.0
+    # Less is not all of them: Megatron keeps gradients in buffers that are always there.
+    multiples = [
+        static / rank.gradient_bytes
+        for static, rank in held
+        if rank.gradient_bytes > _LEAST_GRADIENTS * static
+    ]
+    if gradient > 0 and multiples:
+        multiple = floor(min(multiples) * _GRADIENT_TOLERANCE)
+        said.append(f"a layer holds {multiple} times its gradients: parameters, states and them")
+        return max(multiple - 1, 1) * gradient
+    said.append("what is held always, buffers and inputs aside, is taken to be in equal layers")
+    inputs = min(run.microbatches * run.message_bytes for run in runs)
+    most = [max(static - inputs, 0.0) / sum(rank.layers or ()) for static, rank in held]
+    for run in runs:
+        between = [rank for rank in _of_layers_alone(run) if rank.layers]
+        for rank, fewer in product(run.ranks, between if len(between) < len(run.ranks) else ()):
+            # Ends may hold more than layers: what a rank has beyond one between them bounds these.
+            more = sum(rank.layers or ()) - sum(fewer.layers or ())
+            if more > 0:
+                beyond = _without_buffers(run, rank) - _without_buffers(run, fewer)
+                most.append(max(beyond, 0.0) / more)
+    return min(most)
+
+
+def _without_buffers(run: MemoryRun, rank: RankMemory) -> float:
+    """Return what a rank holds always, what messages are received in left out."""
+    return rank.static_bytes - run.microbatches * rank.received_bytes
+
+
+def _batch_share(run: MemoryRun, position: int, costs: MemoryCosts) -> float:
+    """Return what a rank holds of the batch itself for each microbatch, in messages' sizes.
+
+    A loop makes a batch's inputs and targets, on all ranks often. Of a training run, whatever is
+    held beyond layers and buffers may be them. Forward only, nothing tells layers from the rest:
+    inputs alone are taken to be there.
+    """
+    rank = run.ranks[position]
+    if not costs.layer_gradient_bytes or not rank.layers:
+        return costs.message_bytes
+    layers = sum(rank.layers) * (costs.layer_static_bytes + costs.layer_gradient_bytes)
+    buffers = run.microbatches * costs.message_bytes * _stage_ends(run.order, position)
+    batch = run.microbatches * costs.message_bytes
+    if not batch:
+        return 0.0
+    left = (rank.static_bytes - layers - buffers) / batch
+    return costs.message_bytes * min(max(floor(left), 0), _MOST_BATCHES)
+
+
+def _all_layers(run: MemoryRun) -> list[int]:
+    """Return the layers of every stage of a run; 0 where they are not known."""
+    counts: dict[int, int] = {}
+    for position, rank in enumerate(run.ranks):
+        stages = _stages_of(run.order, position)
+        counts.update(zip(stages, rank.layers or (0,) * len(stages), strict=True))
+    return [counts[stage] for stage in range(len(counts))]
+
+
+def _beyond_layers(run: MemoryRun, position: int, layer: float) -> float:
+    """Return what a microbatch in flight holds on a rank that is not of its layers."""
+    rank = run.ranks[position]
+    return rank.per_microbatch_bytes - layer * _mean_layers(rank)
+
+
+def _beyond_layers_of_last(runs: Sequence[MemoryRun], layer: float) -> float:
+    """Return the same of the last stage, where all that is more than other ranks have is its."""
+    beyond = []
+    for run in runs:
+        last = last_stage(run.order)
+        stages = [_stages_of(run.order, position) for position in range(len(run.ranks))]
+        (holder,) = (position for position, mine in enumerate(stages) if last in mine)
+        each = [_beyond_layers(run, position, layer) for position in range(len(run.ranks))]
+        others = each[:holder] + each[holder + 1 :]
+        usual = median(others) if others else 0.0
+        beyond.append((each[holder] - usual) * len(stages[holder]))
+    return max(median(beyond), 0.0)
+
+
+def _mean_layers(rank: RankMemory) -> float:
+    return sum(rank.layers) / len(rank.layers) if rank.layers else 0.0
+
+
+def _per_layer(runs: Sequence[MemoryRun], what: str, *, whole: bool) -> float:
+    """Return the median share of a layer, over the ranks of all runs that hold nothing else."""
+    shares = [
+        getattr(rank, what) / (sum(rank.layers) if whole else _mean_layers(rank))
+        for run in runs
+        for rank in _of_layers_alone(run)
+        if rank.layers and sum(rank.layers)
+    ]
+    return median(shares) if shares else 0.0
+
+
+def _of_layers_alone(run: MemoryRun) -> Sequence[RankMemory]:
+    """Return the ranks without embedding and head, the ends of the model; all where none is."""
+    ends = {0, last_stage(run.order)}
+    between = [
+        rank
+        for position, rank in enumerate(run.ranks)
+        if ends.isdisjoint(_stages_of(run.order, position))
+    ]
+    return between or run.ranks
+
+
+def microbatches_of(order: Order) -> int:
+    """Return how many microbatches an order has."""
+    return 1 + max(action.microbatch for actions in order for action in actions)
+
+
+def last_stage(order: Order) -> int:
+    """Return the number of an order's last stage."""
+    return max(action.stage for actions in order for action in actions)
+
+
+def _stages_of(order: Order, position: int) -> list[int]:
+    return sorted({action.stage for action in order[position]})
+
+
+def _trains(actions: Sequence[Action]) -> bool:
+    return any(action.kind != "F" for action in actions)
+
+
+def _inputs_of(order: Order, position: int) -> int:
+    """Return how many messages of a microbatch come to a rank from other ranks."""
+    holder = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
+    mine = _stages_of(order, position)
+    ahead = sum(holder.get(stage - 1, position) != position for stage in mine)
+    behind = sum(holder.get(stage + 1, position) != position for stage in mine)
+    return ahead + behind * _trains(order[position])
+
+
+def _stage_ends(order: Order, position: int) -> int:
+    """Return how many inputs of a microbatch the stages of a rank have, over all directions.
+
+    Torch makes a buffer for each, also where the neighbouring stage is on the same rank.
+    """
+    last, trains = last_stage(order), _trains(order[position])
+    return sum((stage > 0) + (trains and stage < last) for stage in _stages_of(order, position))

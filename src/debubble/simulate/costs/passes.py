@@ -1,0 +1,592 @@
+"""Steps of a timeline in → what passes take: by rank, by layer, beside others' work, by tokens.
+
+Two answers. `measure_passes` gives medians by stage and kind, for what a run was. `fit_passes`
+gives a model, for what a changed run would be:
+
+    time = (layers + extra) x exp(base(kind, rank) + slope x ranks at work) x slowed(share)
+
+An embedding on the first stage and a head on the last are extra, in layers, forward and backward
+each its own. The slope is 0 unless ranks share a device and the run shows that they slow each
+other. The base of a step's first backward passes is its own: they have no gradients to add theirs
+to. The share is that of the pass beside which the rank sends or receives:
+
+    compute   [   F 1   ][   F 2   ]    a message's kernel spins on multiprocessors until it is
+    messages     [recv·········]        done, waiting or not: compute has fewer meanwhile. Half of
+                                        F 1 lies beside it, three quarters of F 2
+
+So a schedule that overlaps has longer passes than one that does not, by the same layers.
+
+With more or fewer tokens, of one run: passes grow nearly as tokens do; adding to gradients that are
+there does not. Of two runs with different numbers of tokens: a line through both, with a constant;
+where passes grow faster than tokens, as attention does, a square without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import hypot
+
+import numpy as np
+
+from debubble.simulate.costs.uneven_data import UNEVEN, Slot, compare_microbatches, held_by_forward
+from debubble.timeline.model import (
+    F64,
+    I64,
+    Intervals,
+    Passes,
+    PassKind,
+    RankTimeline,
+    Timeline,
+    Transfers,
+    may_share,
+    no_intervals,
+    surely_share,
+    without,
+)
+
+# A device's clock follows its load with this delay or so; measured on an H200.
+TRAILING_NS = 40_000_000
+# Within a run about half of it is seen, a fifth or all of it now and then, for a device's clock
+# follows its mean load as well. Between runs of one program on one H200 cut into four, each rank
+# that is at work besides made passes longer by 0.03 of the logarithm (Megatron, torchtitan), 0.065
+# and 0.11 (two sizes of the lab's), forward ones by 0.16 at most: 37 runs.
+_SEEN_WITHIN, _WITHIN_SPREAD = 0.5, 0.035
+_BETWEEN, _BETWEEN_SPREAD, _STEEPEST = 0.07, 0.035, 0.16
+# How sure the run itself must be that ranks slow each other, where devices do not tell.
+_SURE = 2.5
+# What is known before a run tells. Within runs that share a device, a rank at work added this to
+# the logarithm of the others' times; a message's kernel this to the compute beside it, on parts of
+# 30 multiprocessors: seven recorded runs that overlap, of two frameworks, 0.12 to 0.17. Of larger
+# devices it takes a smaller part.
+_AT_WORK, _AT_WORK_SPREAD = 0.045, 0.015
+_BESIDE, _BESIDE_SPREAD, _OF_MULTIPROCESSORS = 0.14, 0.03, 30
+_MOST_BESIDE = 2.0
+# Of devices whose multiprocessors are not known it may be as much as on a small one, or nothing.
+_UNKNOWN_SPREAD = 0.14
+# A run tells it itself where 2.5 of its own standard errors are at most a tenth, and not one or two
+# passes say so: the share of a rank's first pass often differs from all others. However alike a few
+# passes are, they are taken to vary by a hundredth.
+_TELLS, _PASSES_VARY, _FEWEST_TELL = 0.04, 0.01, 4
+# Rounds until what messages add, which bends with the share beside them, stays as it is.
+_ROUNDS, _LEAST_NOISE = 8, 1e-6
+# Less than this of a layer is what lies between layers, not an embedding or a head.
+_LEAST_EXTRA = 0.1
+# With half the tokens what stays of a pass may be none or twice as much as is taken, 4 % of a step,
+# and a message 0.55 to 0.65 of its time, 3 % of one; attention adds what one run does not show.
+ONE_RUN_SPREAD = 0.1
+# Of a pass, so much stays with half the tokens: kernels begin and end. Recorded, 0 to 0.05.
+_STAYS = 0.04
+# Whole backward passes of a first stage that is written as a weight gradient alone.
+WHOLE = 4
+# These do not add to gradients.
+_NO_GRADIENTS = frozenset({int(PassKind.F), int(PassKind.I)})
+
+Key = tuple[int, int]
+"""Stage and kind of a pass."""
+Kind = tuple[int, bool]
+"""Kind of pass, and whether of the first microbatch."""
+Class = tuple[int, bool, int]
+"""Kind of pass (or `WHOLE`), whether of the first microbatch, place of the rank."""
+Bases = Mapping[Class, float]
+"""Logarithms of times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassCosts:
+    """Nanoseconds of a pass by stage and kind, collectives inside it left out."""
+
+    median: dict[Key, int]
+    equal: dict[Key, int]
+    """The same if every stage took as long as any other."""
+    first: dict[Key, int]
+    """Of a step's first microbatch: it has no gradients to add its own to."""
+    sound: dict[Key, int]
+    """What the median would be with a device, and data, as in most replicas; else the median."""
+    heavy: float
+    """How many times as long as in most replicas all microbatches take, by their data."""
+    data: dict[Slot, float]
+    """The same of each microbatch; empty where all are alike."""
+
+    def typical(self, key: Key, microbatch: int) -> int:
+        """Return what such a pass takes."""
+        return self.first.get(key, self.median[key]) if microbatch == 0 else self.median[key]
+
+    def with_data(self, heavy: float) -> PassCosts:
+        """Return the same, so many times as long as in most replicas by the data alone."""
+        sound = {key: max(round(length / heavy), 1) for key, length in self.sound.items()}
+        data = {slot: times * heavy for slot, times in self.data.items()}
+        return replace(self, equal=equal_stages(sound), sound=sound, heavy=heavy, data=data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Shares of a measured pass: what stays, and what grows with the square; the rest is linear."""
+
+    constant: float = 0.0
+    square: float = 0.0
+
+    def times(self, scale: float) -> float:
+        """Return how many times as long a pass takes with so many times as many tokens."""
+        linear = 1 - self.constant - self.square
+        return self.constant + linear * scale + self.square * scale * scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassModel:
+    """Logarithms of nanoseconds per layer."""
+
+    base: dict[Class, float]
+    residuals: F64
+    slope: float
+    """What one more rank at work adds; 0 where ranks have devices of their own."""
+    slope_spread: float
+    seen_slope: float
+    """What the run itself shows, and how surely."""
+    seen_spread: float
+    layers: tuple[float, ...]
+    """Of each stage; 1 each where they could not be told."""
+    extras: dict[int, tuple[float, float]]
+    """By kind, what first and last stage have besides their layers, in layers."""
+    activity: dict[Class, float]
+    """Ranks at work, on the mean, during passes of each class."""
+    beside: float
+    """What a message's kernel adds to the compute beside it, of the logarithm."""
+    tells_beside: bool
+    """Whether the run shows that itself."""
+    shares: dict[Class, float]
+    """Of passes of each class, on the mean, what lies beside messages."""
+    growth: dict[Kind, Growth]
+    """How passes of each kind grow with tokens."""
+    growth_spread: float = ONE_RUN_SPREAD
+    """How unsure that is: of the logarithm of a time, for each e-fold of tokens."""
+    weight_shares: dict[int, float] = field(default_factory=dict)
+    """By place of the rank: what W takes of B, where B's kernels tell."""
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether input and weight gradients were measured apart."""
+        return any(kind == PassKind.I for kind, _, _ in self.base)
+
+    def weight_share(self, place: int) -> float | None:
+        """Return what W takes of B on a rank, else on the mean of others; None: nothing tells."""
+        known = self.weight_shares
+        return known.get(place, float(np.mean([*known.values()]))) if known else None
+
+    def besides_layers(self, kind: int) -> tuple[float, float]:
+        """Return what first and last stage have besides layers, by the kind nearest to this."""
+        for known in (kind, PassKind.B, PassKind.F):
+            if known in self.extras:
+                return self.extras[known]
+        return 0.0, 0.0
+
+    def log_ns(self, kind: int, *, first: bool, place: int) -> float | None:
+        """Return a rank's base, else the mean of the other ranks; None where no such pass ran.
+
+        A run of one microbatch has none but the first.
+        """
+        for is_first in (first, False) if first else (False,):
+            if (kind, is_first, place) in self.base:
+                return self.base[kind, is_first, place]
+        alike = [
+            (is_first, base) for (other, is_first, _), base in self.base.items() if other == kind
+        ]
+        others = [base for is_first, base in alike if is_first == first]
+        others = others or [base for _, base in alike]
+        return float(np.mean(others)) if others else None
+
+    def with_tokens(self, scale: float) -> PassModel:
+        """Return what passes take with so many times as many tokens a microbatch."""
+        if scale == 1.0:
+            return self
+        base = {
+            (kind, first, place): log + float(np.log(self.growth[kind, first].times(scale)))
+            for (kind, first, place), log in self.base.items()
+        }
+        return replace(self, base=base)
+
+    def with_slopes(self, slope: float, beside: float) -> PassModel:
+        """Explain the same times by other slopes: the steeper, the lower the bases."""
+        base = {
+            of: log
+            + (self.slope - slope) * self.activity[of]
+            + float(slowed_beside(self.beside, self.shares[of]))
+            - float(slowed_beside(beside, self.shares[of]))
+            for of, log in self.base.items()
+        }
+        return replace(self, base=base, slope=slope, beside=beside)
+
+
+def slowdown_beside_messages(multiprocessors: float) -> float:
+    """Return what messages add to compute beside them, of the logarithm, as other runs showed."""
+    return _BESIDE * _OF_MULTIPROCESSORS / multiprocessors
+
+
+def measure_passes(
+    passes: Passes,
+    ranks: tuple[RankTimeline, ...],
+    slow: Mapping[Key, int] | None = None,
+) -> PassCosts:
+    """Take medians over all steps of a pipeline; `slow` is what slow devices take more."""
+    passes = passes.where(np.isin(passes.rank, [rank.rank for rank in ranks]))
+    lengths = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, collectives_of)
+    lengths -= inside_passes(passes, ranks, data_parallel_of)
+    several_steps = len(np.unique(passes.step)) > 1
+    median, first = {}, {}
+    for stage, kind in sorted(set(zip(passes.stage.tolist(), passes.kind.tolist(), strict=True))):
+        mine = (passes.stage == stage) & (passes.kind == kind)
+        later = mine & (passes.microbatch > 0)
+        median[stage, kind] = int(np.median(lengths[later if later.any() else mine]))
+    own_ns = lengths / held_by_forward(passes, lengths, median)
+    for (stage, kind), usual in median.items():
+        mine = (passes.stage == stage) & (passes.kind == kind) & (passes.microbatch == 0)
+        if several_steps and kind in {PassKind.B, PassKind.W} and mine.any():
+            length = int(np.median(own_ns[mine]))
+            if length < UNEVEN * usual:  # else it is long for another reason
+                first[stage, kind] = length
+    sound = {key: max(length - (slow or {}).get(key, 0), 1) for key, length in median.items()}
+    return PassCosts(
+        median=median,
+        equal=equal_stages(sound),
+        first=first,
+        sound=sound,
+        heavy=1.0,
+        data=compare_microbatches(passes, lengths, median, first),
+    )
+
+
+def equal_stages(median: dict[Key, int]) -> dict[Key, int]:
+    """Return each kind's mean over the stages.
+
+    The first stage needs no input gradient: its weight gradient may be its whole backward pass, and
+    is held against both.
+    """
+    splits = any(kind == PassKind.I for _, kind in median)
+    whole = {
+        stage
+        for stage, kind in median
+        if splits and kind == PassKind.W and (stage, PassKind.I) not in median
+    }
+    lengths: dict[int, list[int]] = {}
+    for (stage, kind), length in median.items():
+        if kind != PassKind.W or stage not in whole:
+            lengths.setdefault(kind, []).append(length)
+    mean = {kind: round(sum(all_of) / len(all_of)) for kind, all_of in lengths.items()}
+    both = mean.get(PassKind.I, 0) + mean.get(PassKind.W, 0)
+    return {
+        (stage, kind): both if kind == PassKind.W and stage in whole else mean[kind]
+        for stage, kind in median
+    }
+
+
+def inside_passes(
+    passes: Passes, ranks: tuple[RankTimeline, ...], of: Callable[[RankTimeline], Intervals]
+) -> I64:
+    """Return how long each pass was in some intervals of its rank."""
+    inside = np.zeros(len(passes), dtype=np.int64)
+    for rank in ranks:
+        found = of(rank)
+        if len(found.start_ns):
+            for row in np.flatnonzero(passes.rank == rank.rank).tolist():
+                inside[row] = found.inside(int(passes.start_ns[row]), int(passes.end_ns[row]))
+    return inside
+
+
+def collectives_of(rank: RankTimeline) -> Intervals:
+    """Return when a rank was in a collective of its passes that no compute covered."""
+    occupied, busy = rank.occupied, rank.busy
+    if np.array_equal(occupied.start_ns, busy.start_ns) and np.array_equal(
+        occupied.end_ns, busy.end_ns
+    ):
+        return no_intervals()
+    return without(without(occupied, busy), rank.data_parallel)
+
+
+def data_parallel_of(rank: RankTimeline) -> Intervals:
+    """Return when a rank was in a gather or reduction beside its passes that nothing covered."""
+    return rank.data_parallel
+
+
+def fit_passes(
+    timeline: Timeline, pipeline: int, layers: Sequence[float] | None = None
+) -> PassModel:
+    """Fit a run's passes, given how many layers each stage holds where that is known."""
+    ranks = timeline.ranks_of(pipeline)
+    stages = 1 + max(stage for rank in ranks for stage in rank.stages)
+    extras = {} if layers is None else _extras(ranks, layers)
+    layers = (1.0,) * stages if layers is None else tuple(float(count) for count in layers)
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
+    passes = passes.where(passes.end_ns > passes.start_ns)
+    weights = np.array(layers)[passes.stage]
+    more = [extras.get(kind, extras.get(int(PassKind.F), (0.0, 0.0))) for kind in PassKind]
+    for end, of_kinds in zip((0, stages - 1), np.array(more).T, strict=True):
+        mine = passes.stage == end
+        weights[mine] += of_kinds[passes.kind[mine]]
+    # What is gathered or reduced beside passes is none of their work.
+    own_ns = passes.end_ns - passes.start_ns - inside_passes(passes, ranks, data_parallel_of)
+    logs = np.log(np.maximum(own_ns, 1) / np.maximum(weights, _LEAST_EXTRA))
+    activity = np.zeros(len(passes))
+    for step in np.unique(passes.step).tolist():
+        here = passes.step == step
+        activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
+    rows_of = _rows_of_classes(passes, ranks)
+    shares = beside_messages(passes, timeline.transfers)
+    (seen, beside), spread, tells = _slopes(rows_of, logs, (activity, shares), ranks)
+    slope, slope_spread = 0.0, 0.0
+    if surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread):
+        slope, slope_spread = _between_runs(seen, spread, shared=surely_share(ranks))
+    rest = logs - slope * activity - slowed_beside(beside, shares)
+    base = {of: float(rest[rows].mean()) for of, rows in rows_of.items()}
+    residuals = rest.copy()
+    for of, rows in rows_of.items():
+        residuals[rows] -= base[of]
+    return PassModel(
+        base=base,
+        residuals=residuals,
+        slope=slope,
+        slope_spread=slope_spread,
+        seen_slope=seen,
+        seen_spread=spread,
+        layers=layers,
+        extras=extras,
+        activity={of: float(activity[rows].mean()) for of, rows in rows_of.items()},
+        beside=beside,
+        tells_beside=tells,
+        shares={of: float(shares[rows].mean()) for of, rows in rows_of.items()},
+        growth=grow_by_one_run(base),
+        weight_shares={
+            place: float(np.mean([*rank.weight_shares.values()]))
+            for place, rank in enumerate(ranks)
+            if rank.weight_shares
+        },
+    )
+
+
+def slowed_beside(beside: float, share: F64 | float) -> F64:
+    """Return what a share of a pass beside messages adds to it, of the logarithm.
+
+    A moment beside them does exp(-beside) of a moment's work.
+    """
+    added: F64 = -np.log1p(-(1 - np.exp(-beside)) * np.asarray(share))
+    return added
+
+
+def beside_messages(passes: Passes, transfers: Transfers) -> F64:
+    """Return the share of each pass beside which its rank sends or receives, waiting included."""
+    shares = np.zeros(len(passes))
+    for rank in np.unique(passes.rank).tolist():
+        mine = passes.rank == rank
+        sends, takes = transfers.source == rank, transfers.destination == rank
+        shares[mine] = share_under(
+            passes.start_ns[mine],
+            passes.end_ns[mine],
+            np.concatenate((transfers.send_start_ns[sends], transfers.receive_start_ns[takes])),
+            np.concatenate((transfers.send_end_ns[sends], transfers.receive_end_ns[takes])),
+        )
+    return shares
+
+
+def _extras(
+    ranks: Sequence[RankTimeline], layers: Sequence[float]
+) -> dict[int, tuple[float, float]]:
+    """Return by kind, in layers, what the ends have that is not of layers.
+
+    What stages between them have besides layers as well, such as sums of gradients, grows with the
+    layers and is part of them. A stage's own layers tell how long one takes there; of a stage that
+    has none, the others tell.
+    """
+    found = {stage.stage: stage for rank in ranks for stage in rank.layers}
+    if any(stage not in found or found[stage].layers != n for stage, n in enumerate(layers)):
+        return {}  # what was stated wins, and its layers are not those that kernels show
+    extras = {}
+    ends = (0, len(layers) - 1)
+    for kind in (PassKind.F, PassKind.B):
+        columns = {
+            number: (stage.layer_ns, stage.rest_ns)
+            if kind is PassKind.F
+            else (stage.backward_layer_ns or 0, stage.backward_rest_ns or 0)
+            for number, stage in found.items()
+        }
+        usual = [each for each, _ in columns.values() if each]
+        if not usual:
+            continue
+        shares = [
+            rest / (each * layers[stage])
+            for stage, (each, rest) in columns.items()
+            if stage not in ends and each and layers[stage]
+        ]
+        common = float(np.median(shares)) if shares else 0.0
+        both = []
+        for stage in ends:
+            each, rest = columns[stage]
+            more = rest / (each or float(np.median(usual))) - common * layers[stage]
+            both.append(more / (1 + common) if more >= _LEAST_EXTRA else 0.0)
+        extras[int(kind)] = (both[0], both[1])
+    return extras
+
+
+def _rows_of_classes(passes: Passes, ranks: Sequence[RankTimeline]) -> dict[Class, list[int]]:
+    """Return the passes that are alike: of a kind and rank, first backward passes apart."""
+    place = {rank.rank: number for number, rank in enumerate(ranks)}
+    kinds = passes.kind.astype(int)
+    inputs = kinds == PassKind.I
+    if inputs.any() and not (inputs & (passes.stage == 0)).any():
+        kinds[(passes.stage == 0) & (kinds == PassKind.W)] = WHOLE
+    rows: dict[Class, list[int]] = {}
+    columns = (kinds.tolist(), passes.microbatch.tolist(), passes.rank.tolist())
+    for row, (kind, number, rank) in enumerate(zip(*columns, strict=True)):
+        first = number == 0 and kind not in _NO_GRADIENTS
+        rows.setdefault((kind, first, place[rank]), []).append(row)
+    return rows
+
+
+def _slopes(
+    rows_of: Mapping[Class, list[int]],
+    logs: F64,
+    met: tuple[F64, F64],
+    ranks: Sequence[RankTimeline],
+) -> tuple[tuple[float, float], float, bool]:
+    """Return how times follow what they met, ranks at work and messages, within their classes.
+
+    With the standard error of the first, and whether the run itself tells of messages. What other
+    runs showed counts as much as it was sure; of devices that ranks do not share nothing is known.
+    """
+    activity, shares = met
+    shared = surely_share(ranks)
+    parts = [rank.multiprocessors for rank in ranks if rank.multiprocessors]
+    beside = slowdown_beside_messages(float(np.median(parts))) if parts else 0.0
+    known = np.array([_AT_WORK if shared else 0.0, beside])
+    sure = np.array(
+        [
+            _AT_WORK_SPREAD if shared else np.inf,
+            max(beside / 4, _BESIDE_SPREAD) if parts else _UNKNOWN_SPREAD,
+        ]
+    )
+    free = len(logs) - len(rows_of) - 2
+    if free < 1:
+        return (float(known[0]), beside), float(sure[0]), False
+    weight = np.diag(1 / sure**2)
+    found, alike = known, [np.array(rows) for rows in rows_of.values()]
+    for _ in range(_ROUNDS):
+        # What messages add bends with the share: a line along it, where the last round came to.
+        lost = 1 - np.exp(-found[1])
+        along = (1 - lost) * shares / (1 - lost * shares)
+        x = np.stack((activity, along), axis=1)
+        y = logs - slowed_beside(found[1], shares) + along * found[1]
+        for rows in alike:
+            y[rows] -= y[rows].mean()
+            x[rows] -= x[rows].mean(axis=0)
+        left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
+        noise = max(float(left @ left) / free, _LEAST_NOISE)
+        spread = np.linalg.pinv(x.T @ x / noise + weight)
+        found = spread @ (x.T @ y / noise + weight @ known)
+        found[1] = np.clip(found[1], 0.0, _MOST_BESIDE)
+    seen = shared or float(x[:, 0] @ x[:, 0]) > 1e-9
+    slope, error = (float(found[0]), float(np.sqrt(spread[0, 0]))) if seen else (0.0, np.inf)
+    apart = x[:, 1] ** 2
+    error_beside = np.sqrt(max(noise, _PASSES_VARY**2) / max(float(apart.sum()), 1e-9))
+    telling = float(apart.sum()) ** 2 / max(float((apart**2).sum()), 1e-9)
+    tells = bool(error_beside < _TELLS and telling >= _FEWEST_TELL)
+    return (slope, float(found[1])), error, tells
+
+
+def _between_runs(seen: float, spread: float, *, shared: bool) -> tuple[float, float]:
+    """Return how ranks at work slow each other from run to run, and how unsure that is.
+
+    By what is seen within one; on parts of one device, by what other runs showed as well.
+    """
+    of_run = hypot(spread / _SEEN_WITHIN, _WITHIN_SPREAD) ** -2
+    known = _BETWEEN_SPREAD**-2 if shared else 0.0
+    slope = (seen / _SEEN_WITHIN * of_run + _BETWEEN * known) / (of_run + known)
+    slope = min(max(slope, 0.0), _STEEPEST)
+    return slope, (of_run + known) ** -0.5 if slope else 0.0
+
+
+def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
+    """Let what a first microbatch does without, the accumulation of gradients, stay as it is."""
+    shares: dict[Kind, list[float]] = {}
+    for (kind, first, place), own in base.items():
+        shares.setdefault((kind, first), [])
+        alone = base.get((kind, True, place))
+        if not first and alone is not None and kind not in _NO_GRADIENTS:
+            shares[kind, first].append(1 - float(np.exp(alone - own)))
+    return {
+        kind: Growth(constant=min(_STAYS + max(0.0, float(np.mean(seen)) if seen else 0.0), 1.0))
+        for kind, seen in shares.items()
+    }
+
+
+def grow_by_two_runs(base: Bases, other: Bases, ratio: float) -> dict[Kind, Growth]:
+    """Lay a line through two runs, the other with `ratio` times as many tokens.
+
+    What only one of them has grows as by one run.
+    """
+    growth = grow_by_one_run(base)
+    apart: dict[Kind, list[float]] = {}
+    for (kind, first, place), own in base.items():
+        if (kind, first, place) in other:
+            apart.setdefault((kind, first), []).append(other[kind, first, place] - own)
+    for kind_and_first, logs in apart.items():
+        took = float(np.exp(np.mean(logs)))
+        constant = (took - ratio) / (1 - ratio)
+        if constant >= 0:
+            growth[kind_and_first] = Growth(constant=min(constant, 1.0))
+        else:
+            square = (took - ratio) / (ratio * ratio - ratio)
+            growth[kind_and_first] = Growth(square=min(square, 1.0))
+    return growth
+
+
+def trailing_activity(start_ns: I64, end_ns: I64) -> F64:
+    """Return the mean number of passes under way in the 40 ms before each pass's end.
+
+    A second dimension holds many runs, each by itself.
+    """
+    until = end_ns.astype(np.float64)
+    return time_under(until - TRAILING_NS, until, start_ns, end_ns) / TRAILING_NS
+
+
+def share_under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
+    """Return the share of each stretch that lies under some others, however many.
+
+    A second dimension holds many runs, each by itself.
+    """
+    order = np.argsort(begun_ns, axis=0, kind="stable")
+    begun = np.take_along_axis(begun_ns, order, axis=0)
+    until = np.maximum.accumulate(np.take_along_axis(over_ns, order, axis=0), axis=0)
+    # Of each, what none before it has covered: nothing is counted twice.
+    begun[1:] = np.maximum(begun[1:], until[:-1])
+    under = time_under(start_ns, end_ns, np.minimum(begun, until), until)
+    share: F64 = under / np.maximum(end_ns - start_ns, 1)
+    return share
+
+
+def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I64) -> F64:
+    """Return how long others lasted inside each stretch, each counted, in each of many runs."""
+    if not len(begun_ns):
+        return np.zeros(start_ns.shape)
+    # Stamps of a trace are too large to be added up: times count from the first of the others.
+    origin = begun_ns.min(axis=0)
+    start_ns, end_ns = start_ns - origin, end_ns - origin
+    lasted = np.zeros(start_ns.shape)
+    for sign, moments_ns in ((1, begun_ns), (-1, over_ns)):
+        moments = np.sort(moments_ns - origin, axis=0).astype(np.float64)
+        sums = np.concatenate((np.zeros_like(moments[:1]), np.cumsum(moments, axis=0)))
+        for side, until in ((sign, end_ns), (-sign, start_ns)):
+            before = count_before(moments, until)
+            lasted += side * (before * until - np.take_along_axis(sums, before, axis=0))
+    return lasted
+
+
+def count_before(moments: I64 | F64, until: I64 | F64) -> I64:
+    """Return how many of some sorted moments are not after each of others, in each of many runs."""
+    if moments.ndim == 1:
+        return np.searchsorted(moments, until, side="right")
+    if not until.size:
+        return np.zeros(until.shape, dtype=np.int64)
+    # One search for all: each run lies after the one before it.
+    runs = np.arange(moments.shape[1])
+    apart = max(moments.max(), until.max()) - min(moments.min(), until.min()) + 1
+    laid, asked = ((part + runs * apart).T.ravel() for part in (moments, until))
+    found: I64 = np.searchsorted(laid, asked, side="right").reshape(len(runs), -1).T
+    return found - runs * len(moments)

@@ -1,0 +1,471 @@
+"""The files of a run in → all its pipelines measured, whether it has two ranks or thousands.
+
+One way for runs of any size. What is done a rank or a part at a time is a map; what joins them is
+small:
+
+    files ─ read ─► ranks ─ order_parts ─► parts ─ measure_part ─► figures of all, one to look into
+            map      │                             map
+                     └ held in memory, or beyond `HELD_RANKS` as digests on disk (`shelf.py`)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from debubble.errors import Code, DebubbleError, Gap, NoPipeline, TraceError, UsageError
+from debubble.timeline.build import (
+    BuiltPart,
+    HeldRank,
+    Part,
+    RankSource,
+    build_alike,
+    build_run,
+    join_parts,
+    load_part,
+    order_parts,
+    refuse_unread_devices,
+    renumber,
+)
+from debubble.timeline.chain import rank_of
+from debubble.timeline.figures import PipelineFigures, measure_pipeline
+from debubble.timeline.infer import NoPipelineHere
+from debubble.timeline.inside import measure_inside, put_inside
+from debubble.timeline.job import ask_job
+from debubble.timeline.meetings import meet_in_stages
+from debubble.timeline.model import RankTimeline, Role, Timeline, no_intervals, role_of
+from debubble.timeline.replicas import (
+    ReplicaFigures,
+    Workers,
+    compare_workers,
+    judge_run,
+    shown_of,
+)
+from debubble.timeline.schedules import SCHEDULES, Statement, state_schedule
+from debubble.timeline.steps import marks_steps, only_steps
+from debubble.trace.captures import Capture
+from debubble.trace.columns import RankTrace
+from debubble.trace.digest.content import DigestPlace
+from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
+from debubble.trace.format import Sidecar
+from debubble.trace.optable import FORMAT as OP_TABLES
+from debubble.trace.run import Run, RunFiles, read_run, unreadable
+from debubble.trace.source import DEFAULT_LIMITS, Limits
+
+# As many numbers as anyone would read.
+_NUMBERS_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which pipeline, which step, and what the user knows of the run."""
+
+    pipeline: int | None = None
+    step: int | None = None
+    statement: Statement | None = None
+    in_flight: int | None = None
+    """Of a server: how many batches it keeps in flight."""
+
+
+def measure_asked(
+    timeline: Timeline, pipelines: Sequence[int], sidecars: Sequence[Sidecar], question: Question
+) -> tuple[PipelineFigures, ...]:
+    """Measure pipelines one by one; the job's word tells an order that no known schedule has."""
+    measured = []
+    for pipeline in pipelines:
+        figures = measure_pipeline(
+            timeline, pipeline, question.step, question.statement, question.in_flight
+        )
+        if question.in_flight is not None and figures.kind != "stream":
+            raise UsageError(
+                "--in-flight-measured is about a server, and this run has steps",
+                hint="leave it out",
+            )
+        unknown = figures.schedule is None and figures.kind != "stream"
+        if unknown and question.statement is None:
+            said = ask_job(sidecars, figures).schedule
+            if said is not None and said in SCHEDULES:
+                stated = state_schedule(said)
+                figures = measure_pipeline(timeline, pipeline, question.step, stated)
+        measured.append(figures)
+    return tuple(measured)
+
+
+def pipelines_asked(timeline: Timeline, question: Question) -> tuple[int, ...]:
+    """Return the pipelines asked for; say what there is where there is no such one, or no step."""
+    known = timeline.pipelines
+    if question.pipeline is not None and question.pipeline not in known:
+        raise UsageError(
+            f"there is no pipeline {question.pipeline}",
+            hint=f"--pipeline takes one of: {_listed(known)}",
+        )
+    if question.step is not None and question.step not in timeline.steps:
+        raise UsageError(
+            f"there is no step {question.step}",
+            hint=f"--step takes one of: {_listed(timeline.steps)}",
+        )
+    return known if question.pipeline is None else (question.pipeline,)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(str(number) for number in numbers[:_NUMBERS_SHOWN])
+    return shown if len(numbers) <= _NUMBERS_SHOWN else f"{shown}, … {numbers[-1]}"
+
+
+# Parts are built where their ranks lie, whoever read them: in this process, or by its workers.
+HERE, WORKERS_HERE = GivenEngine(executor=None), LocalEngine(worth_bytes=0)
+# Up to here a run is held whole: the largest pipelines have about as many ranks.
+HELD_RANKS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A run, measured."""
+
+    run: Run
+    """Of a large run, its ranks are light: headers, groups and peers."""
+    figures: tuple[PipelineFigures, ...]
+    """Of every pipeline that was asked for."""
+    shown: PipelineFigures
+    """The one to look into first: it drags the others, or waits most."""
+    replicas: ReplicaFigures | None
+    """What they wait for each other, where they reduce together."""
+    workers: Workers
+    """The devices of all pipelines, also of those not asked for, held against each other."""
+    timeline: Timeline
+    """Of the whole run, or of a large one the part that is shown."""
+    traces: tuple[RankTrace, ...]
+    """The ranks of the timeline."""
+
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """Whatever was found wanting, each once."""
+        measured = (gap for pipeline in self.figures for gap in pipeline.gaps)
+        judged = self.replicas.gaps if self.replicas else ()
+        return tuple(dict.fromkeys((*self.run.gaps, *self.timeline.gaps, *measured, *judged)))
+
+
+class NoPipelineIn(NoPipeline):
+    """No pipeline, in a run that could be read."""
+
+    def __init__(self, why: NoPipeline, run: Run) -> None:
+        super().__init__(why.message, hint=why.hint)
+        self.run = run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """How a run is read."""
+
+    engine: Engine = LOCAL
+    limits: Limits = DEFAULT_LIMITS
+    rank: int | None = None
+    """Of a single file that has none."""
+    digests: DigestPlace | None = None
+    on_progress: Progress | None = None
+    held_ranks: int = HELD_RANKS
+    """Up to so many files are held at once."""
+
+    def may_hold(self, found: RunFiles) -> bool:
+        """Tell whether all of a run may be held in memory."""
+        return len(found.capture.files) <= self.held_ranks
+
+    def read(self, found: RunFiles) -> Run:
+        """Read a run that is held."""
+        return read_run(
+            found,
+            engine=self.engine,
+            limits=self.limits,
+            rank=self.rank,
+            on_progress=self.on_progress,
+            digests=self.digests,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RanksRead:
+    """A run, read, and where its ranks lie."""
+
+    run: Run
+    """Of ranks that are not held, headers, groups and peers."""
+    sources: Mapping[int, RankSource]
+    marked: bool
+    """Some rank marks steps."""
+    held: bool
+    """In memory, all of them."""
+
+
+def survey_run(
+    found: RunFiles, question: Question | None = None, means: Means | None = None
+) -> Survey:
+    """Read a run and measure the pipelines asked about; raises `NoPipelineIn` where it has none."""
+    means, question = means or Means(), question or Question()
+    if means.may_hold(found):
+        return measure_run(means.read(found), question, means)
+    from debubble.timeline.fleet.shelf import read_spooled, spooling  # noqa: PLC0415 (only large runs)
+
+    with spooling() as spool:
+        return _measure(read_spooled(found, means, spool), question, means)
+
+
+def inspect_run(found: RunFiles, means: Means | None = None) -> Run:
+    """Read a run for what its files hold; of a large one ranks come light, with summaries."""
+    means = means or Means()
+    if means.may_hold(found):
+        return means.read(found)
+    from debubble.timeline.fleet.shelf import read_spooled  # noqa: PLC0415 (only large runs)
+
+    return read_spooled(found, means, None).run
+
+
+def measure_run(run: Run, question: Question, means: Means | None = None) -> Survey:
+    """Measure a run that is held whole; raises `NoPipelineIn` where it has no pipeline."""
+    read = RanksRead(
+        run=run,
+        sources={rank_of(trace): HeldRank(trace=trace) for trace in run.ranks},
+        marked=any(marks_steps(trace) for trace in run.ranks),
+        held=True,
+    )
+    return _measure(read, question, means or Means())
+
+
+def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
+    """Measure all pipelines, and look into the one that drags the others, or waits most."""
+    with _naming(read.run):
+        if read.run.tables and not read.run.ranks:
+            return _survey_table(read.run, question, means)
+        refuse_unread_devices(read.run.ranks)
+        parts, gaps = order_parts(
+            read.run.ranks,
+            read.sources,
+            read.run.sidecars,
+            marked=read.marked,
+            in_flight=question.in_flight,
+        )
+        keeps = read.held or len(parts) == 1
+        lost: list[Gap] = []
+
+        def measure_parts(parts: Sequence[Part]) -> list[tuple[Part, BuiltPart]]:
+            """Measure parts where their ranks lie: on this machine, in this process if held."""
+            task = partial(measure_part, question=question, keeps=keeps)
+            engine: Engine = HERE if keeps else WORKERS_HERE
+            show = None if keeps else means.on_progress
+            measured = []
+            with closing(
+                map_files(task, parts, engine, means.limits, show, ordered=True)
+            ) as outcomes:
+                for part, outcome in outcomes:
+                    if isinstance(outcome, TraceError):
+                        lost.append(unreadable(outcome))
+                    else:
+                        measured.append((part, outcome))
+            return measured
+
+        built = build_alike(parts, measure_parts)
+        whole = join_parts([part.timeline for _, part in built], gaps)
+    run = replace(read.run, gaps=(*read.run.gaps, *lost))
+    every = _number_alike([part for _, part in built], whole, run)
+    seen = _look_into(every, whole, question)
+    if keeps:
+        timeline, traces = whole, tuple(trace for _, part in built for trace in part.traces)
+        mates: Iterable[RankTrace] = ()
+    else:
+        ranks = {rank.rank for rank in seen.shown.ranks}
+        part = load_part(next(part for part, _ in built if ranks <= part.ranks), means.limits)
+        numbers = {members: number for number, members in whole.members.items()}
+        timeline = replace(renumber(join_parts([part.timeline]), numbers), gaps=whole.gaps)
+        traces, mates = part.traces, _load_stage_mates(read, part.traces, ranks, means.limits)
+    timeline = meet_in_stages(timeline, chain(traces, mates))
+    # What is known of them in full takes the place of what came back from workers.
+    full = {
+        pipeline.pipeline: replace(pipeline, ranks=timeline.ranks_of(pipeline.pipeline))
+        for pipeline in seen.figures
+        if pipeline.pipeline in timeline.pipelines
+    }
+    return Survey(
+        run=run,
+        figures=tuple(full.get(pipeline.pipeline, pipeline) for pipeline in seen.figures),
+        shown=full[seen.shown.pipeline],
+        replicas=seen.replicas,
+        workers=seen.workers,
+        timeline=timeline,
+        traces=traces,
+    )
+
+
+def _survey_table(run: Run, question: Question, means: Means) -> Survey:
+    """Measure an op table, which holds all its ranks itself."""
+    timeline = build_run(run)
+    if run.sidecars:
+        timeline = look_inside_passes(run, timeline, means)
+    every = measure_asked(timeline, timeline.pipelines, run.sidecars, question)
+    seen = _look_into(every, timeline, question)
+    return Survey(
+        run=run,
+        figures=seen.figures,
+        shown=seen.shown,
+        replicas=seen.replicas,
+        workers=seen.workers,
+        timeline=timeline,
+        traces=(),
+    )
+
+
+class _Look(NamedTuple):
+    """The pipelines asked about, held against each other and against all others."""
+
+    figures: tuple[PipelineFigures, ...]
+    shown: PipelineFigures
+    replicas: ReplicaFigures | None
+    workers: Workers
+
+
+def _look_into(every: Sequence[PipelineFigures], whole: Timeline, question: Question) -> _Look:
+    asked = pipelines_asked(whole, question)
+    figures = tuple(pipeline for pipeline in every if pipeline.pipeline in asked)
+    replicas = judge_run(figures)
+    streams = any(pipeline.kind == "stream" or not pipeline.windows for pipeline in every)
+    stages = {pipeline.pipeline: pipeline.stages for pipeline in every}
+    return _Look(
+        figures=figures,
+        shown=shown_of(figures, replicas),
+        replicas=replicas,
+        workers=Workers() if streams else compare_workers(stages),
+    )
+
+
+def measure_part(part: Part, limits: Limits, *, question: Question, keeps: bool) -> BuiltPart:
+    """Build a part and measure all its pipelines; keep the figures alone, or everything."""
+    built = load_part(part, limits)
+    timeline = built.timeline
+    if isinstance(timeline, NoPipelineHere):
+        return built if keeps else replace(built, traces=())
+    figures = measure_asked(timeline, timeline.pipelines, part.sidecars, question)
+    if keeps:
+        return replace(built, figures=figures)
+    nothing = np.zeros(0, dtype=np.intp)
+    return BuiltPart(
+        timeline=replace(
+            timeline,
+            ranks=_without_intervals(timeline.ranks),
+            passes=timeline.passes.where(nothing),
+            transfers=timeline.transfers.where(nothing),
+        ),
+        figures=tuple(
+            replace(pipeline, ranks=_without_intervals(pipeline.ranks)) for pipeline in figures
+        ),
+    )
+
+
+def _without_intervals(ranks: Sequence[RankTimeline]) -> tuple[RankTimeline, ...]:
+    nothing = no_intervals()
+    return tuple(
+        replace(
+            rank,
+            busy=nothing,
+            occupied=nothing,
+            apparent=nothing,
+            unissued=nothing,
+            outside=(),
+            side_work=(),
+        )
+        for rank in ranks
+    )
+
+
+def _number_alike(parts: Sequence[BuiltPart], whole: Timeline, run: Run) -> list[PipelineFigures]:
+    """Return the figures of all parts, numbered as in the whole run; groups are shared objects."""
+    numbers = {members: number for number, members in whole.members.items()}
+    groups = {rank_of(trace): trace.groups for trace in run.ranks}
+    numbered = []
+    for pipeline in (pipeline for part in parts for pipeline in part.figures):
+        number = numbers[pipeline.ranks[0].members]
+        ranks = tuple(
+            replace(
+                rank,
+                pipeline=number,
+                collectives=rank.collectives
+                and replace(rank.collectives, groups=groups[rank.rank]),
+            )
+            for rank in pipeline.ranks
+        )
+        numbered.append(replace(pipeline, pipeline=number, ranks=ranks))
+    return sorted(numbered, key=lambda pipeline: pipeline.pipeline)
+
+
+def _load_stage_mates(
+    read: RanksRead, traces: Sequence[RankTrace], shown: Collection[int], limits: Limits
+) -> Iterator[RankTrace]:
+    """Yield, one by one, the ranks of other pipelines that share stages with those shown."""
+    groups = {group for trace in traces if trace.rank in shown for group in trace.groups}
+    mates = {rank for group in groups if role_of(group) is Role.INNER for rank in group.ranks}
+    for rank in sorted((mates & set(read.sources)) - {trace.rank for trace in traces}):
+        yield read.sources[rank].load(limits)
+
+
+# What a meter and the captures it has taken are called: the job's start, and the first step.
+_OF_A_JOB = re.compile(r"(\d{8}-\d{6})-step(\d+)$")
+
+
+def look_inside_passes(run: Run, timeline: Timeline, means: Means) -> Timeline:
+    """Put gaps into a meter's passes, as the newest capture of the same job shows them.
+
+    A job that meters itself and was captured leaves both in one folder; without a capture, what
+    lies inside passes counts as busy, and that is said.
+    """
+    asked = _OF_A_JOB.search(run.sidecars[0].capture or "")
+    of_this_job: dict[bool, dict[int, Capture]] = {True: {}, False: {}}
+    for capture in run.found.captures:
+        named = _OF_A_JOB.search(capture.files[0].file.rpartition("/")[0])
+        if asked and named and named[1] == asked[1]:
+            is_table = capture.files[0].format == OP_TABLES.name
+            of_this_job[is_table][int(named[2])] = capture
+    for first, capture in sorted(of_this_job[False].items(), reverse=True):
+        tables = [table for began, table in sorted(of_this_job[True].items()) if began <= first]
+        try:
+            captured = build_run(_read_beside(capture, run, means))
+            metered = build_run(_read_beside(tables[-1], run, means)) if tables else captured
+        except DebubbleError:
+            continue  # an older one may do
+        steps = range(first, first + len(captured.steps))
+        metered = only_steps(metered, [step for step in metered.steps if step in steps])
+        inside = measure_inside(captured, metered)
+        if not inside or not steps:
+            continue
+        told = Gap(
+            code=Code.GAPS_FROM_CAPTURE,
+            message="a meter sees no gaps inside passes: they are taken from the capture of steps "
+            f"{steps[0]} to {steps[-1]}, {capture.name}",
+            hint="have other steps captured where the job has changed since",
+        )
+        return replace(put_inside(timeline, inside), gaps=(*timeline.gaps, told))
+    busy = Gap(
+        code=Code.GAPS_COUNT_AS_BUSY,
+        message="a meter sees no gaps inside passes: they count as busy, so that the bubble is "
+        "larger than this by what kernels leave between each other",
+        hint="have a few steps captured (`touch debubble-meter/capture-now`), and give the whole "
+        "folder of the meter",
+    )
+    return replace(timeline, gaps=(*timeline.gaps, busy))
+
+
+def _read_beside(capture: Capture, run: Run, means: Means) -> Run:
+    """Read another capture of the same folder."""
+    found = replace(run.found, capture=capture, gaps=())
+    return replace(means, on_progress=None).read(found)
+
+
+@contextmanager
+def _naming(run: Run) -> Iterator[None]:
+    """Let whoever catches that there is no pipeline know in which run."""
+    try:
+        yield
+    except NoPipeline as why:
+        raise NoPipelineIn(why, run) from why
