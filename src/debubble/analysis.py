@@ -26,7 +26,6 @@ from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
 from debubble.plan.lever import Lever
 from debubble.plan.levers import microbatches, split
 from debubble.plan.plan import PricedLever, price_lever
-from debubble.server_notes import ServerNotes, read_server_notes
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
 from debubble.serving.plan import ServerModel, model_server
@@ -41,6 +40,7 @@ from debubble.timeline.replicas import ReplicaFigures, Workers
 from debubble.timeline.schedules import Order, order_of
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
+from debubble.trace.server_notes import ServerNotes, read_server_notes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

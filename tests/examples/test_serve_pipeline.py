@@ -20,7 +20,7 @@ from support.services.console import REPOSITORY, type_command
 from support.services.free_port import free_port
 
 from debubble.annexes.load import drive, read_load
-from debubble.server_notes import read_server_notes
+from debubble.trace.server_notes import read_server_notes
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from debubble.annexes.tune.trial import MARK, read_capture
 from debubble.errors import UsageError
 from debubble.measure.load_results import LoadResult
 from debubble.plan.serving import ServingSetting
-from debubble.server_notes import SCHEMA, ServerNotes, Span
+from debubble.trace.server_notes import SCHEMA, ServerNotes, Span
 
 TINY = shlex.join(
     [sys.executable, str(REPOSITORY / "tests" / "support" / "jobs" / "tiny_server.py")]

@@ -12,7 +12,7 @@ from support.services.engine_routes import serving
 from support.services.watch_service import PATIENCE_S, Watching, write_config
 from support.traces.recordings import H200
 
-from debubble.server_notes import read_server_notes
+from debubble.trace.server_notes import read_server_notes
 
 
 class Engine:

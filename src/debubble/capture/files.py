@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from debubble.errors import CaptureError
-from debubble.whole_file import replacing
+from debubble.units import replacing
 
 # The job's start in UTC and the step: sorted by name is sorted by age.
 _CAPTURE_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError, UsageError
-from debubble.server_notes import (
+from debubble.trace.server_notes import (
     SCHEMA,
     Reading,
     ServerNotes,

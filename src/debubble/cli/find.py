@@ -28,8 +28,7 @@ from debubble.cli.options import (
     write_html,
 )
 from debubble.errors import UsageError
-from debubble.units import parse_share
-from debubble.whole_file import write_file
+from debubble.units import parse_share, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis

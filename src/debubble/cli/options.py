@@ -26,8 +26,7 @@ from click.core import ParameterSource
 
 from debubble.errors import Code, Gap, UsageError
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
-from debubble.units import parse_bytes, parse_price, parse_watts
-from debubble.whole_file import write_file
+from debubble.units import parse_bytes, parse_price, parse_watts, write_file
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -49,8 +49,8 @@ from debubble.units import (
     parse_memory,
     parse_rate,
     parse_share,
+    write_file,
 )
-from debubble.whole_file import write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis

@@ -37,8 +37,7 @@ from debubble.errors import MissingExtra, UsageError
 from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
 from debubble.report.answers.probe import answer_probe
 from debubble.report.probe import probe_page
-from debubble.units import parse_duration, parse_memory, parse_rate
-from debubble.whole_file import write_file
+from debubble.units import parse_duration, parse_memory, parse_rate, write_file
 
 # What a hop test sends at most where no layer tells what it hands on.
 _LEAST_LARGEST = 1 << 20

@@ -37,8 +37,14 @@ from debubble.cli.planning import (
     token_options,
 )
 from debubble.errors import UsageError
-from debubble.units import PLAIN_NUMBER, counted, parse_duration, parse_memory, show_count
-from debubble.whole_file import write_file
+from debubble.units import (
+    PLAIN_NUMBER,
+    counted,
+    parse_duration,
+    parse_memory,
+    show_count,
+    write_file,
+)
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis

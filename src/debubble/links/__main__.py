@@ -37,8 +37,7 @@ from debubble.links.live import (
     times_of,
     write_measured,
 )
-from debubble.units import parse_bytes
-from debubble.whole_file import write_file
+from debubble.units import parse_bytes, write_file
 
 if TYPE_CHECKING:
     import torch

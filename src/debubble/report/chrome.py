@@ -20,8 +20,7 @@ from debubble import __version__
 from debubble.ledger.ledger import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.trace.columns import merge
-from debubble.units import NS_PER_US, show_bytes
-from debubble.whole_file import write_file
+from debubble.units import NS_PER_US, show_bytes, write_file
 
 
 def assign_tracks(start: I64, end: I64) -> list[int]:

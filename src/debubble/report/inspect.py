@@ -15,7 +15,7 @@ from debubble.report.text import (
     Table,
     fold,
 )
-from debubble.server_notes import NAME, ServerNotes
+from debubble.trace.server_notes import NAME, ServerNotes
 from debubble.units import (
     UNKNOWN,
     counted,

@@ -27,8 +27,7 @@ from debubble.capture.files import capture_name
 from debubble.capture.labels import Pipeline
 from debubble.capture.sidecar import SCHEMA, RankOfJob, describe_environment, describe_memory
 from debubble.errors import UsageError
-from debubble.units import show_percent, show_share
-from debubble.whole_file import replacing
+from debubble.units import replacing, show_percent, show_share
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
 _NS_PER_S = 1e9

@@ -28,8 +28,7 @@ from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
 from debubble.timeline.job import FEWEST_STEPS, Basis
 from debubble.timeline.schedules import format_order
-from debubble.units import NS_PER_S
-from debubble.whole_file import write_file
+from debubble.units import NS_PER_S, write_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from debubble.annexes.watch.config import Trigger
 from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
-from debubble.server_notes import WAITING, samples_of, total_of
+from debubble.trace.server_notes import WAITING, samples_of, total_of
 
 # Under pressure a capture waits at first so long, then twice as long each time.
 _FIRST_WAIT = 0.05

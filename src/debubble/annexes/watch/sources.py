@@ -34,8 +34,7 @@ from debubble.trace.format import (
 from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import find_run, named_like_a_trace, read_run
 from debubble.trace.source import Limits, is_url, locate, plain_errors
-from debubble.units import printable
-from debubble.whole_file import replacing
+from debubble.units import printable, replacing
 
 # A table of 20 steps has some 70 KB; one of a long segment megabytes.
 _LARGEST_TABLE = 64 * 1024**2

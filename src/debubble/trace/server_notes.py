@@ -15,7 +15,7 @@ from typing import TypeGuard
 import msgspec
 
 from debubble.errors import CaptureError
-from debubble.whole_file import replacing
+from debubble.units import replacing
 
 NAME = "server.debubble.json"
 """Beside the traces of the newest capture of a server; never taken for a trace."""

@@ -15,7 +15,7 @@ import debubble
 from debubble.capture.server import ServerCapture, ServerOrder, capture_server
 from debubble.errors import CaptureError
 from debubble.report.inspect import server_json, server_page
-from debubble.server_notes import (
+from debubble.trace.server_notes import (
     NAME,
     SCHEMA,
     ServerNotes,
