@@ -58,7 +58,10 @@ def offers(**change: object) -> Callable[[Told], bool]:
 
 def names_hops(*hops: list[int]) -> Callable[[Told], bool]:
     """Tell whether these hops are called slow, and no other."""
-    return lambda links: sorted(slow["hop"] for slow in links["slow_hops"]) == sorted(hops)
+    return lambda links: (
+        sorted([slow["from_rank"], slow["to_rank"]] for slow in links.get("hops", []))
+        == sorted(hops)
+    )
 
 
 TINY = [

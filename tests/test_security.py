@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "debubble"
 # What can reach another machine, and who may: where the user pointed, and between ranks of a job.
-# open_trace listens, on this machine, for its browser.
+# viewer listens, on this machine, for its browser.
 # Object stores, PostgreSQL and Dask are reached by libraries of theirs, at the URLs that they get.
 CONNECTING = {
     "socket",
@@ -25,11 +25,11 @@ CONNECTING = {
     "aiohttp",
 }
 MAY_CONNECT = {
+    "annexes/load.py",
+    "annexes/meter/trigger.py",
     "capture/fetch.py",
-    "cli/find.py",
+    "cli/viewer.py",
     "links/__main__.py",
-    "load.py",
-    "meter/trigger.py",
 }
 RUNNING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "joblib"}
 OBEYING = {"eval", "exec", "compile", "__import__"}

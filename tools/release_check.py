@@ -25,7 +25,6 @@ TRACES = ROOT / "tests" / "data" / "h200" / "1f1b_p3_m7"
 IN_THE_WHEEL = (
     "debubble/py.typed",
     "debubble/report/answers/schemas/find.json",
-    "debubble/report/answers/schemas/find-brief.json",
     "debubble/annexes/watch/files/dashboard.json",
     "debubble/report/html/assets/report.css",
 )
