@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from support.simulator.analysis import (
     BUFFERED,
@@ -17,8 +15,6 @@ from support.simulator.analysis import (
 )
 
 from debubble.errors import Code
-from debubble.timeline import build
-from debubble.timeline.chain import Chain
 
 MEGATRON = {"megatron": True}
 
@@ -84,14 +80,3 @@ def test_one_stage_a_rank_is_not_taken_for_several(name, behaviour, tmp_path):
     for ranks in (2, 3, 4):
         found = simulated(tmp_path / str(ranks), setup_of(name, ranks, 6, **behaviour))
         assert_all_named(found)
-
-
-def test_a_rank_may_send_to_rank_0_wherever_that_stands(monkeypatch):
-    asked = []
-    monkeypatch.setattr(build, "_sent_at_a_time", lambda _ranks, *hop: asked.append(hop))
-    monkeypatch.setattr(build, "has_labels", lambda _trace: False)
-    monkeypatch.setattr(build, "_posts", lambda _rank: None)
-    monkeypatch.setattr(build, "name_around", lambda _hosts: {})
-    ranks = [SimpleNamespace(rank=rank, trace=None, work=None, work_step=None) for rank in range(3)]
-    build._name_around(Chain(ranks=(2, 0, 1)), ranks)
-    assert asked == [(2, 0), (0, 1), (1, 2)]
