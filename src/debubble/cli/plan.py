@@ -47,7 +47,6 @@ from debubble.units import (
     parse_bytes,
     parse_duration,
     parse_memory,
-    parse_rate,
     parse_share,
     write_file,
 )
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.plan.change import Hold
     from debubble.plan.kv_cache import Cache
-    from debubble.plan.order_search import OrderSearch
+    from debubble.plan.lever import OrderSearch
     from debubble.plan.plan import Plan
     from debubble.report.answers.base import AnswerWarning
     from debubble.report.answers.change import Tokens
@@ -71,13 +70,13 @@ _CSV, _ORDER = "csv", "order.csv"
 _DECIDING = (
     *("--pipeline", "--schedule", "--communication", "--layers", "--memory-limit", "--latency"),
     *("--max-microbatches", "--hold", "--for"),
-    *("--search", "--search-rounds", "--offload-rate"),
+    *("--search", "--search-rounds"),
 )
 # What is only for runs with steps.
 _OF_STEPS = (
     *("--schedule", "--communication", "--memory-limit", "--latency", "--max-microbatches"),
     *("--hold", "--tokens", "--also", "--kv-bytes-per-token-layer", "--for", "-o", "--save"),
-    *("--search", "--search-rounds", "--offload-rate"),
+    *("--search", "--search-rounds"),
 )
 
 
@@ -142,22 +141,16 @@ def _place_of_order(output: str | None, framework: str | None, *, force: bool) -
     return place_for(output, force=force)
 
 
-def _read_search(time: str | None, rounds: int | None, offload: str | None) -> OrderSearch | None:
+def _read_search(time: str | None, rounds: int | None) -> OrderSearch | None:
     """Return how long to look for an order; None where nobody asked for one."""
-    from debubble.plan.order_search import OrderSearch
+    from debubble.plan.lever import OrderSearch
 
     if time is None and rounds is None:
-        if offload is not None:
-            raise UsageError(
-                "--offload-rate is about a search for an order, and none was asked for",
-                hint="add --search 10s",
-            )
         return None
     seconds = None if time is None else parse_duration(time) / NS_PER_S
     if seconds == 0:
         raise UsageError("a search takes some time", hint="write --search 10s")
-    rate = None if offload is None else parse_rate(offload)
-    return OrderSearch(seconds=seconds, rounds=rounds, offload_bytes_per_s=rate)
+    return OrderSearch(seconds=seconds, rounds=rounds)
 
 
 def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> None:
@@ -272,11 +265,6 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     metavar="N",
     help="The same by rounds, alike on any machine.",
 )
-@click.option(
-    "--offload-rate",
-    metavar="RATE",
-    help="Let the search offload activations to the host, at such as 20GB/s.",
-)
 @click.option("--save", metavar="NAME", help="Keep the run and what is predicted, in the history.")
 @click.option("--store", metavar="URL", help="The history: sqlite:///… or postgresql://…")
 @html_option
@@ -304,7 +292,6 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
     tariff: Tariff,
     search: str | None,
     search_rounds: int | None,
-    offload_rate: str | None,
     save: str | None,
     store: str | None,
     html: str | None,
@@ -331,7 +318,7 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
     tokens.check(has_also=also is not None)
     if save is not None:
         check_name(save)
-    looks = _read_search(search, search_rounds, offload_rate)
+    looks = _read_search(search, search_rounds)
     split = parse_layers(layers)
     limit_bytes = None if memory_limit is None else float(parse_memory(memory_limit))
     latency_ns = None if latency is None else parse_duration(latency)

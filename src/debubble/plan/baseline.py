@@ -38,7 +38,7 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import Basis, RunBasis
 from debubble.timeline.model import PassKind, RankTimeline, Timeline, ranks_a_device, surely_share
 from debubble.timeline.schedules import SCHEDULES, Order, count_stages, order_of
-from debubble.units import NS_PER_S, counted, show_count, show_duration, show_percent
+from debubble.units import counted, show_count, show_duration, show_percent
 
 # More than a plan asks for; an engine of 4,000 passes takes a few megabytes.
 _KEPT = 32
@@ -181,17 +181,7 @@ class Baseline:
             token_scale=self.microbatch_scale(change),
             recomputed=recomputed,
             recompute_stages=change.recompute_stages or (),
-            copied_ns=self._copied_ns(change, stages),
         )
-
-    def _copied_ns(self, change: Change, stages: int) -> dict[int, int]:
-        """Return what copies to the host and back take, each, of stages that offload."""
-        rate, memory = change.offload_bytes_per_s, self.memory
-        if not change.offload_stages or not rate or memory is None:
-            return {}
-        layers, scale = self.layers_of(change.split, stages), self.microbatch_scale(change)
-        each = memory.layer_activation_bytes * scale / rate * NS_PER_S
-        return {stage: round(layers[stage] * each) for stage in change.offload_stages}
 
     def engine(self, change: Change) -> Engine:
         """Return what runs the order of a change."""
@@ -262,7 +252,6 @@ class Baseline:
             layers=layers,
             token_scale=self.microbatch_scale(change),
             recompute_stages=every or change.recompute_stages or (),
-            offload_stages=change.offload_stages or (),
         )
 
     def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:

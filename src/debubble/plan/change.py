@@ -35,10 +35,6 @@ class Change:
     """Backward passes run their layers forward once more, and only their inputs are kept."""
     recompute_stages: tuple[int, ...] | None = None
     """The same of some stages alone."""
-    offload_stages: tuple[int, ...] | None = None
-    """Stages whose activations wait for their backward pass in the host's memory."""
-    offload_bytes_per_s: float | None = None
-    """How quickly they are copied there and back."""
     repaired: tuple[tuple[int, int], ...] | None = None
     """Hops to be as others are, each by the ranks that send and receive."""
     token_scale: float | None = None

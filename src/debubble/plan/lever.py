@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from debubble.errors import UsageError
@@ -12,7 +13,6 @@ from debubble.plan.baseline import Baseline
 from debubble.plan.change import SEARCHED, Change, Hold, Setting
 from debubble.plan.emit import refusal_of
 from debubble.plan.option import Idea, Option
-from debubble.plan.order_search import OrderSearch
 from debubble.plan.split import Partition
 from debubble.timeline.model import Timeline
 
@@ -24,6 +24,23 @@ class Refusal:
     lever: str
     change: Change
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSearch:
+    """How long to look for an order that has no name, and among what."""
+
+    seconds: float | None = None
+    rounds: int | None = None
+    """For the same result on any machine."""
+    seed: int = 0
+    cuts_anew: bool = True
+    """Whether stages may be cut and placed in another way."""
+    schedules: frozenset[str] | None = None
+    """Those that can be run by their names; None: all. Others are orders without a name."""
+    clock: Callable[[], float] = field(default=time.monotonic, compare=False)
+    progress: Callable[[int, int], None] = field(default=lambda _done, _all: None, compare=False)
+    """Told how much is done, of how much."""
 
 
 class OwnOption(Protocol):

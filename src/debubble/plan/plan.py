@@ -15,7 +15,15 @@ from debubble.plan.baseline import Baseline, even_split
 from debubble.plan.by_replay import Miss, find_misses, replayed_options
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
-from debubble.plan.lever import ALL, Lever, OwnOption, Permissions, Refusal, Start
+from debubble.plan.lever import (
+    ALL,
+    Lever,
+    OrderSearch,
+    OwnOption,
+    Permissions,
+    Refusal,
+    Start,
+)
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.defer import UNSEEN
 from debubble.plan.levers.link import Repair
@@ -35,7 +43,6 @@ from debubble.plan.option import (
     quick_latency_s,
     weigh,
 )
-from debubble.plan.order_search import OrderSearch
 from debubble.plan.split import Partition, best_split
 from debubble.simulate.communication import Communication
 from debubble.simulate.program import OrderCycle

@@ -78,8 +78,6 @@ class WhatIf:
     """Layers that backward passes run forward more than in the run, as a share; below 0 fewer."""
     recompute_stages: tuple[int, ...] = ()
     """Stages whose backward passes run all their layers forward once more."""
-    copied_ns: Mapping[int, int] = field(default_factory=dict)
-    """By stage: what a copy of activations to the host adds to F, and back to a gradient."""
     beside: float | None = None
     """What messages beside compute add to it, of the logarithm; None: as the run has it."""
 
@@ -484,9 +482,6 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
         once = np.exp(forward[passes.place[again]]) * layers
         taken = np.exp(scaled[again]) + once * shares[passes.stage[again]]
         scaled[again] = np.log(np.maximum(taken, once / 2))
-    for stage, copied in what_if.copied_ns.items():
-        mine = (passes.stage == stage) & (passes.kind != PassKind.W)
-        scaled[mine] = np.log(np.exp(scaled[mine]) + copied)
     return scaled
 
 

@@ -21,10 +21,9 @@ from debubble.measure.measurement import join_measurements
 from debubble.measure.prediction import NEARLY, Prediction, growth_of
 from debubble.plan.baseline import AlsoRun, Baseline, stages_of
 from debubble.plan.change import SEARCHED, Change, Hold
-from debubble.plan.lever import Permissions, Refusal
+from debubble.plan.lever import OrderSearch, Permissions, Refusal
 from debubble.plan.levers.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
-from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
 from debubble.timeline.job import FEWEST_STEPS, Basis
 from debubble.timeline.schedules import format_order

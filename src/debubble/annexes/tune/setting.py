@@ -107,7 +107,6 @@ class Setting:
             for value in (
                 change.recompute,
                 change.recompute_stages,
-                change.offload_stages,
                 change.defer_receives,
                 change.by_hand,
             )

@@ -85,8 +85,7 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         raise cannot(framework, f"this: {change.by_hand}", "do it, then plan again")
     if change.defer_receives is not None and framework not in _DEFERS_RECEIVES:
         raise cannot(framework, "to defer receives", "--emit torch writes it for a pipeline there")
-    some = change.recompute_stages or change.offload_stages
-    if some and framework not in _KEEPS_LESS:
+    if change.recompute_stages and framework not in _KEEPS_LESS:
         raise cannot(framework, "what some stages alone keep", "--emit torch writes it")
     if change.recompute is None:
         return EMITTERS[framework](change, setting)

@@ -206,11 +206,6 @@ def _schedule_notes(
             "Let each layer of these stages run in torch.utils.checkpoint.checkpoint(..., "
             f"use_reentrant=False): {', '.join(map(str, change.recompute_stages))}."
         )
-    if change.offload_stages:
-        notes.append(
-            "Let the forward pass of these stages run under torch.autograd.graph."
-            f"save_on_cpu(pin_memory=True): {', '.join(map(str, change.offload_stages))}."
-        )
     if splits_backward(aim):
         notes.append("Stages must not be compiled: torch.compile cannot run I and W apart.")
     if change.microbatches is not None and change.hold == "batch":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from debubble.errors import UsageError
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.lever import Lever, Refusal, Start
 from debubble.plan.levers import recompute, schedule
@@ -18,13 +20,14 @@ from debubble.plan.option import (
     splits_backward,
     weigh,
 )
-from debubble.plan.order_search import SearchResult, check_search, find_order
 from debubble.simulate.program import OrderCycle
 from debubble.units import counted, show_percent
 
+if TYPE_CHECKING:
+    from debubble.plan.orders.search import FoundOrder
+
 # Schedules that are nearly as quick by their means are weighed in full: the best of those counts.
 _WEIGHED = 3
-_OFFLOADED = "copies to the host and back take their time beside no compute: not seen in this run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,7 @@ class OrderChoice:
     named: Option | None
     """None where none fits the memory of all ranks, recomputing or not."""
     named_as: str
-    looked: SearchResult
+    found: FoundOrder
 
     @property
     def beyond_named(self) -> float | None:
@@ -45,34 +48,35 @@ class OrderChoice:
 
 def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
     """Yield the best order that a search finds, weighed, if one was asked for."""
-    baseline, looks = start.baseline, start.search
-    if looks is None:
+    baseline, question = start.baseline, start.search
+    if question is None:
         return
-    check_search(looks, baseline)
-    split = None if start.partition is None else start.partition.split
-    looked = find_order(baseline, looks, split)
-    named_as, named = _best_named(start)
-    if looked is None:
-        yield Refusal(
-            lever="order",
-            change=Change(),
-            reason="no order fits the memory of all ranks, recomputing or not",
+    if not baseline.trains:
+        raise UsageError(
+            "forward passes alone have one order", hint="leave --search out: there is none to find"
         )
+    from debubble.plan.orders.search import find_order  # noqa: PLC0415 (an annex)
+
+    split = None if start.partition is None else start.partition.split
+    found = find_order(baseline, question, split)
+    if found is None:
+        reason = "no order fits the memory of all ranks"
+        yield Refusal(lever="order", change=Change(), reason=reason)
         return
-    found = looked.found
-    rounds = counted(found.rounds + found.judged_rounds, "round")
-    if looked.change is not None:
-        assumed = (schedule.FROM_FILE, *((_OFFLOADED,) if looked.change.offload_stages else ()))
-        option = weigh(baseline, Idea(lever="order", change=looked.change, assumptions=assumed))
-        ordered = OrderChoice(option=option, named=named, named_as=named_as, looked=looked)
+    named_as, named = _best_named(start)
+    if found.name is None:
+        idea = Idea(lever="order", change=found.change, assumptions=(schedule.FROM_FILE,))
+        option = weigh(baseline, idea)
+        ordered = OrderChoice(option=option, named=named, named_as=named_as, found=found)
         if ordered.beyond_named is None or ordered.beyond_named > WORTH:
             yield ordered
             return
     yield Refusal(
         lever="order",
         change=Change(),
-        reason=f"in {rounds} none was found that is 1 % quicker than {named_as}; the best is "
-        f"{show_percent(found.window / found.bound - 1)} above what no order can be under",
+        reason=f"in {counted(found.rounds, 'round')} none was found that is 1 % quicker than "
+        f"{named_as}; the best is {show_percent(found.latency_s / found.lower_bound_s - 1)} above "
+        "what no order can be under",
     )
 
 

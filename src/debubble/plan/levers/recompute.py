@@ -77,14 +77,10 @@ def words(change: Change) -> str:
     said = []
     if change.recompute is not None:
         said.append("activations recomputed" if change.recompute else "activations kept")
-    for stages, what in (
-        (change.recompute_stages, "recomputed"),
-        (change.offload_stages, "offloaded"),
-    ):
-        if stages:
-            names = ", ".join(map(str, stages))
-            of = "stage" if len(stages) == 1 else "stages"
-            said.append(f"activations of {of} {names} {what}")
+    if change.recompute_stages:
+        names = ", ".join(map(str, change.recompute_stages))
+        of = "stage" if len(change.recompute_stages) == 1 else "stages"
+        said.append(f"activations of {of} {names} recomputed")
     return ", ".join(said)
 
 

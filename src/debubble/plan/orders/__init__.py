@@ -1,1 +1,1 @@
-"""What passes and hops take, and what ranks may hold, in → an order that nobody has named."""
+"""A run in → an order of passes that has no name, made for it. An annex: `search.find_order`."""

@@ -1,351 +1,330 @@
-"""A pipeline in → the quickest order found, never a slower one than the best that has a name.
+"""A run in → an order of passes made for it: its stages, its hops, its memory.
 
-Rounds of a fixed size follow each other: schedules with a name, greedy orders by rule, orders with
-a rhythm, then moves along the critical path of the best few, and walks on which weight gradients
-are filled in anew; at last, where somebody judges better than a delay a hop can (the simulator that
-`plan` uses), moves by that judgement. So a search is the same for the same seed and the same number
-of rounds, whatever the machine; time only says after which round to stop.
+Orders are made by rule (`construct.py`), then one pass at a time is moved; each is judged by the
+simulator that prices all options. A round judges so many orders, and they follow each other in a
+fixed sequence: so the same seed and number of rounds give the same order on any machine, and time
+only says after which round to stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import islice, product
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from debubble.plan.orders.bound import lower_bound
-from debubble.plan.orders.construct import (
-    Rule,
-    construct,
-    follow,
-    in_groups,
-    named_rows,
-    nearby,
-    rhythms,
-    rules,
+import numpy as np
+
+from debubble.plan.baseline import Baseline
+from debubble.plan.change import SEARCHED, Change
+from debubble.plan.lever import OrderSearch
+from debubble.plan.option import Headroom, headroom_after, quick_latency_s
+from debubble.plan.orders.construct import Pipeline, construct, rules
+from debubble.plan.split_problem import bound_splits, split_problem
+from debubble.simulate.predict import mean_lengths
+from debubble.simulate.program import OrderCycle
+from debubble.timeline.model import PassKind
+from debubble.timeline.schedules import (
+    Action,
+    Order,
+    Placement,
+    Shape,
+    can_finish,
+    candidate_orders,
+    place_stages,
 )
-from debubble.plan.orders.exact import quickest
-from debubble.plan.orders.improve import Climb, Score, climb_from, refill_from
-from debubble.plan.orders.pipeline import Pipeline, Rows, Times
+from debubble.timeline.schedules.named import Kind
+from debubble.units import NS_PER_S
 
-Judge = Callable[[Rows], int | None]
-"""What an order takes, in nanoseconds, by a better model; None where it cannot run at all."""
-
-# Work of a round, in passes that are run: a few tenths of a second.
-_PASSES_A_ROUND = 60_000
-# The best orders are kept, and moves begin at the best few of them.
-_KEPT, _CLIMBED = 12, 3
-# Rhythms that are tried, the most promising first.
-_RHYTHMS = 64
-# Orders that are judged in a round, and moves that are.
-_JUDGED = 4
-# A rank that may run ahead by so many more, or fewer.
-_STEPS = (1, -1, 3, -3)
-# Moves by chance among those that are tried, where the window is not what counts.
-_STRAYS = 4
-# Rounds of moves without a gain, after which they begin again elsewhere.
-_STALE = 6
-_FIRST_MOVES = 24
-# Then weight gradients are filled in anew, for so many rounds of so many orders for one built.
-_REFILLED, _REFILLS = 12, 5
-# Each time they begin again, so many more moves by chance come first, up to a most.
-_KICKS, _MOST_KICKED = 2, 6
+_ORDERS_A_ROUND = 40
+# Of every way to place and cut stages so many rounds, before the best of them goes on.
+_FIRST_ROUNDS = 3
+_MOST_OF_TIME = 0.7
+# Passes move across so many others at most; weight gradients are cut off so far behind.
+_REACH = 6
+# A move is taken that is no worse than what was had so many moves before.
+_LATE = 10
+# Moves in a row that come to no new order, after which none is left.
+_MOST_IDLE = 400
+# Of the limit, what orders leave: on a GPU one took 25 MiB more than the 4.7 GiB that
+# it was made for.
+_SPARED = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BestOrder:
-    """The best order of a search."""
+class FoundOrder:
+    """What a search came to."""
 
-    rows: Rows
-    score: int
-    """As it was judged: by the judge, or as a window in nanoseconds."""
+    change: Change
+    """The order, and how stages are cut for it."""
     name: str | None
-    """Of the schedule, where none was found that is quicker than those that have one."""
-    named: str | None
-    """The best schedule with a name that fits; None where none does."""
-    named_score: int | None
-    bound: int
-    """No order can be under it, with messages as a delay a hop."""
-    window: int
-    """Of the order, with messages so."""
+    """Of the schedule, where nothing is quicker than one that has a name."""
+    latency_s: float
+    lower_bound_s: float
+    """No order can be under it, with messages that take no time."""
     rounds: int
-    judged_rounds: int
     tried: int
 
-    @property
-    def gain(self) -> float | None:
-        """By what share it is quicker than the best with a name."""
-        if self.named_score is None:
-            return None
-        return self.named_score / self.score - 1
+
+def find_order(
+    baseline: Baseline, question: OrderSearch, split: tuple[int, ...] | None = None
+) -> FoundOrder | None:
+    """Look for an order; None where none of this run's kind fits its memory.
+
+    With `split` the layers may be cut so, too.
+    """
+    began = question.clock()
+
+    def goes_on(look: _Look, share: float) -> bool:
+        if question.seconds is not None:
+            spent, seconds = question.clock() - began, round(question.seconds)
+            question.progress(min(round(spent), seconds), seconds)
+            if spent > share * question.seconds:
+                return False
+        return (question.rounds is None or look.rounds < question.rounds) and look.go_on()
+
+    looks = [
+        _Look(baseline=baseline, base=base, placement=placement, seed=question.seed)
+        for base, placement in _bases(baseline, question, split)
+    ]
+    for number, look in enumerate(looks, start=1):
+        while look.rounds < _FIRST_ROUNDS and goes_on(look, _MOST_OF_TIME * number / len(looks)):
+            pass
+    best = min(looks, key=lambda look: look.best[0])
+    if not best.best[1]:
+        return None
+    while goes_on(best, 1.0):
+        pass
+    latency_s, order = best.best
+    name = next((name for name, named in best.named() if named == order), None)
+    known = question.schedules is None or name in question.schedules
+    return FoundOrder(
+        change=replace(best.base, order=order),
+        name=name if known and best is looks[0] else None,
+        latency_s=latency_s,
+        lower_bound_s=_lower_bound_s(best.pipeline) * baseline.correction,
+        rounds=best.rounds,
+        tried=len(best.judged),
+    )
 
 
-@dataclass(slots=True)
-class Search:
-    """A search that goes on round by round."""
+def _bases(
+    baseline: Baseline, question: OrderSearch, split: tuple[int, ...] | None
+) -> Iterator[tuple[Change, Placement]]:
+    """Yield the ways to place and cut stages: as they are, and others where that is allowed."""
+    first = min(stage for rank in baseline.ranks for stage in rank.stages)
+    now = tuple(tuple(sorted(stage - first for stage in rank.stages)) for rank in baseline.ranks)
+    yield Change(schedule=SEARCHED), now
+    layers = baseline.source.split
+    if not question.cuts_anew or layers is None:
+        return
+    if split is not None and len(split) == len(layers) and split != tuple(layers):
+        yield Change(schedule=SEARCHED, split=split), now
+    for shape, chunks in ((Shape.LOOP, 1), (Shape.V, 2)):
+        placement = place_stages(shape, len(now), chunks)
+        if placement != now and sum(layers) >= len(now) * chunks:
+            yield Change(schedule=SEARCHED, chunks=chunks), placement
 
-    pipeline: Pipeline
-    judge: Judge | None = None
-    score: Score | None = None
-    """What is to be small, of a quick run; None: the window."""
-    score_costs: int = 1
-    """How many times as long that takes as a quick run."""
-    seed: int = 0
+
+@dataclass(slots=True, kw_only=True)
+class _Look:
+    """One way to place and cut stages, and the orders of it that were judged."""
+
+    baseline: Baseline
+    base: Change
+    placement: Placement
+    seed: int
     rounds: int = 0
-    judged_rounds: int = 0
-    tried: int = 0
-    _pool: dict[Rows, int] = field(default_factory=dict)
-    _names: dict[Rows, str] = field(default_factory=dict)
-    _rules: dict[Rows, Rule] = field(default_factory=dict)
-    _judged: dict[Rows, int | None] = field(default_factory=dict)
-    _climb: Climb | None = None
-    _stale: int = 0
-    _steps: Iterator[None] | None = None
-    _bound: int | None = None
+    best: tuple[float, Order] = (float("inf"), [])
+    judged: dict[tuple[tuple[Action, ...], ...], float] = field(default_factory=dict)
+    """Batch latency in seconds; infinite where an order cannot finish, or does not fit."""
+    pipeline: Pipeline = field(init=False)
+    _steps: Iterator[float] = field(init=False)
 
-    @property
-    def bound(self) -> int:
-        """What no order can be under, worked out once."""
-        if self._bound is None:
-            self._bound = lower_bound(self.pipeline)
-        return self._bound
+    def __post_init__(self) -> None:
+        self.pipeline = pipeline_of(self.baseline, self.base, self.placement)
+        self._steps = self._judge_all()
 
     def go_on(self) -> bool:
-        """Run one quick round; say whether another may find more."""
-        if self._steps is None:
-            built = (self._by_rules, self._by_rhythms)
-            # Where stages of a rank compete for memory, rules seldom win.
-            others = (self._by_rhythms, self._by_first_moves, self._by_rules)
-            phases = (
-                self._with_names,
-                *(others if len(self.pipeline.placement[0]) > 1 else built),
-                self._by_rules_nearby,
-                self._by_all_orders,
-                self._by_moves,
-            )
-            self._steps = (None for phase in phases for _ in phase())
-        if next(self._steps, self) is self:
-            return False
+        """Judge the orders of a round; say whether more may be found."""
         self.rounds += 1
-        return not self._is_proven()
+        return len(list(islice(self._steps, _ORDERS_A_ROUND))) == _ORDERS_A_ROUND
 
-    def judge_on(self) -> bool:
-        """Run one round of judging; say whether another may find more."""
-        if self.judge is None:
-            return False
-        waiting = [rows for rows in self._ranked() if rows not in self._judged]
-        waiting = [rows for rows in self._names if rows not in self._judged] or waiting
-        self.judged_rounds += 1
-        if waiting and self._climb is None:
-            for rows in waiting[:_JUDGED]:
-                self._ask(rows)
-            return True
-        if self._climb is None:
-            self._climb = self._climb_by_judge()
-            if self._climb is None:
-                return False
-        before = self._climb.best_score
-        self._climb.go_on(1)
-        self._stale = 0 if self._climb.best_score < before else self._stale + 1
-        return self._stale < _STALE * _STALE
+    def named(self) -> Iterator[tuple[str, Order]]:
+        """Yield the schedules that have a name and can have this placement."""
+        for kinds in ("FB", "FIW", "FBIW"):
+            yield from candidate_orders(
+                self.placement, frozenset(kinds), self.pipeline.microbatches
+            )
 
-    def found(self) -> BestOrder | None:
-        """Return the best so far; None where nothing fits."""
-        scores = self._pool
-        if self.judge is not None:
-            for rows in list(self._names):
-                self._ask(rows)
-            if all(taken is None for taken in self._judged.values()):
-                for rows in self._ranked()[:_JUDGED]:
-                    self._ask(rows)
-            scores = {rows: taken for rows, taken in self._judged.items() if taken is not None}
-        if not scores:
-            return None
-        named = {rows: scores[rows] for rows in self._names if rows in scores}
-        # Of equals the one with a name: others know it.
-        best = min(scores, key=lambda rows: (scores[rows], rows not in named))
-        first = min(named, key=named.__getitem__) if named else None
-        times = self.pipeline.run(best)
-        return BestOrder(
-            rows=best,
-            score=scores[best],
-            name=self._names.get(best),
-            named=None if first is None else self._names[first],
-            named_score=None if first is None else named[first],
-            bound=self.bound,
-            window=0 if times is None else times.window,
-            rounds=self.rounds,
-            judged_rounds=self.judged_rounds,
-            tried=self.tried,
+    def _judge_all(self) -> Iterator[float]:
+        """Judge schedules with a name, orders by every rule, and then moves without end."""
+        for _, order in self.named():
+            yield self._judge([[action._replace(overlap=False) for action in row] for row in order])
+        fewest = min(
+            room // len(stages)
+            for room, stages in zip(self.pipeline.room, self.placement, strict=True)
         )
+        yield self._judge(in_groups(self.placement, self.pipeline.microbatches, max(1, fewest)))
+        for rule in rules(self.pipeline):
+            made = construct(self.pipeline, rule)
+            if made is not None:
+                yield self._judge(made)
+        yield from self._moves()
 
-    @property
-    def _size(self) -> int:
-        """How many orders a round may build."""
-        return max(1, _PASSES_A_ROUND // self.score_costs // (4 * self._passes))
+    def _moves(self) -> Iterator[float]:
+        """Move passes of the best order, by late acceptance: so it leaves what is best nearby."""
+        chance = random.Random(self.seed)  # noqa: S311 (no secret: the same seed, the same order)
+        now, order = self.best
+        before, idle, turn = [now] * _LATE, 0, 0
+        while order and idle < _MOST_IDLE:
+            moved, known = neighbour(order, chance), len(self.judged)
+            if moved is not None:
+                latency_s = self._judge(moved)
+                if latency_s <= max(now, before[turn % _LATE]):
+                    now, order = latency_s, moved
+                before[turn % _LATE] = now
+                turn += 1
+            idle = idle + 1 if len(self.judged) == known else 0
+            if not idle:
+                yield now
 
-    @property
-    def _passes(self) -> int:
-        return self.pipeline.block * (4 if self.pipeline.can_split else 2)
-
-    def _with_names(self) -> Iterator[None]:
-        """Begin with the schedules that have a name, and with what needs the least memory."""
-        for name, rows in named_rows(self.pipeline):
-            if self.pipeline.fits(rows) and self._add(rows) and name is not None:
-                self._names.setdefault(rows, name)
-        plain = in_groups(self.pipeline)
-        if plain is not None:
-            self._add(plain)
-        yield
-
-    def _by_rules(self) -> Iterator[None]:
-        """Build orders by every rule."""
-        ways = rules(self.pipeline)
-        while some := list(islice(ways, self._size)):
-            for rule in some:
-                self._build(rule)
-            yield
-
-    def _by_rhythms(self) -> Iterator[None]:
-        """Build orders with a rhythm."""
-        patterns = iter(rhythms(self.pipeline, _RHYTHMS) if self.pipeline.can_split else ())
-        while some := list(islice(patterns, self._size)):
-            for sequence, wait in product(some, (0.0, 1.0)):
-                rows = follow(self.pipeline, sequence, wait=wait)
-                if rows is not None:
-                    self._add(self.pipeline.joined(rows))
-            yield
-
-    def _by_rules_nearby(self) -> Iterator[None]:
-        """Let one rank after the other run ahead more, or less, while that gains."""
-        by_rule = [rows for rows in self._ranked() if rows in self._rules]
-        if not by_rule:
-            return
-        best, score = self._rules[by_rule[0]], self._pool[by_rule[0]]
-        done, gained = 0, True
-        while gained:
-            gained = False
-            for rank, step in product(range(len(self.pipeline.placement)), _STEPS):
-                rule = nearby(best, rank, step)
-                rows = self._build(rule)
-                if rows is not None and self._pool.get(rows, score) < score:
-                    best, score, gained = rule, self._pool[rows], True
-                done += 1
-                if done % self._size == 0:
-                    yield
-
-    def _by_all_orders(self) -> Iterator[None]:
-        """Look through all orders there are, where they are few."""
-        if self.score is None and self._pool:
-            rows = quickest(self.pipeline, min(self._pool.values()))
-            if rows is not None:
-                self._add(rows)
-            yield
-
-    def _by_first_moves(self) -> Iterator[None]:
-        """Make moves for a while, before more is built."""
-        yield from islice(self._by_moves(), _FIRST_MOVES)
-
-    def _by_moves(self) -> Iterator[None]:
-        """Move passes of the best few, and begin again elsewhere when that gains no more."""
-        turn, strays = 0, 0 if self.score is None else _STRAYS
-        while self._pool:
-            climbs = []
-            for number, rows in enumerate(self._ranked()[:_CLIMBED]):
-                seed = self.seed + turn * _CLIMBED + number
-                climb = climb_from(self.pipeline, rows, self._score, seed, strays)
-                if climb is not None:
-                    climb.kick(_KICKS * (turn % _MOST_KICKED))
-                    climbs.append(climb)
-            stale = 0
-            while climbs and stale < _STALE:
-                before = min(climb.best_score for climb in climbs)
-                for climb in climbs:
-                    climb.go_on(max(1, self._size // 2))
-                    self._add(climb.best)
-                stale = 0 if min(climb.best_score for climb in climbs) < before else stale + 1
-                yield
-            turn += 1
-            walk = refill_from(self.pipeline, self._ranked()[0], self._score, self.seed + turn)
-            if walk is not None:
-                for _ in range(_REFILLED):
-                    walk.go_on(_REFILLS * self._size)
-                    self._add(walk.now)
-                    yield
-
-    def _build(self, rule: Rule) -> Rows | None:
-        rows = construct(self.pipeline, rule)
-        if rows is not None and self._add(rows):
-            self._rules[rows] = rule
-        return rows
-
-    def _add(self, rows: Rows) -> bool:
-        """Keep an order that is among the best; say whether it is."""
-        self.tried += 1
-        if rows in self._pool:
-            return True
-        times = self.pipeline.run(rows)
-        if times is None:
-            return False
-        self._pool[rows] = self._score(rows, times)
-        others = [rows for rows in self._pool if rows not in self._names]
-        if len(others) > _KEPT:
-            worst = max(others, key=self._pool.__getitem__)
-            del self._pool[worst]
-            self._rules.pop(worst, None)
-            return worst is not rows
-        return True
-
-    def _ranked(self) -> list[Rows]:
-        return sorted(self._pool, key=self._pool.__getitem__)
-
-    def _score(self, rows: Rows, times: Times) -> int:
-        return times.window if self.score is None else self.score(rows, times)
-
-    def _is_proven(self) -> bool:
-        """Tell whether nothing can be quicker, as far as the quick model goes."""
-        if self.score is not None or not self._pool:
-            return False
-        return min(self._pool.values()) <= self.bound
-
-    def _ask(self, rows: Rows) -> int | None:
-        if rows not in self._judged and self.judge is not None:
-            self._judged[rows] = self.judge(rows)
-        return self._judged[rows]
-
-    def _climb_by_judge(self) -> Climb | None:
-        """Begin moves at the order that is judged best."""
-        known = {rows: taken for rows, taken in self._judged.items() if taken is not None}
-        if not known:
-            return None
-
-        def score(rows: Rows, times: Times) -> int:
-            taken = self._ask(rows)
-            return 2**62 + times.window if taken is None else taken
-
-        best = min(known, key=known.__getitem__)
-        return climb_from(self.pipeline, best, score, self.seed, _STRAYS)
+    def _judge(self, order: Order) -> float:
+        key = tuple(map(tuple, order))
+        if key not in self.judged:
+            self.judged[key] = float("inf")
+            change = replace(self.base, order=order)
+            if can_finish(order) and _fits(headroom_after(self.baseline, change)):
+                with suppress(OrderCycle):
+                    self.judged[key] = quick_latency_s(self.baseline, change)
+            if self.judged[key] < self.best[0]:
+                self.best = self.judged[key], order
+        return self.judged[key]
 
 
-def search(  # noqa: PLR0913 (a problem, and how long to look)
-    pipeline: Pipeline,
-    *,
-    judge: Judge | None = None,
-    score: Score | None = None,
-    seed: int = 0,
-    rounds: int | None = None,
-    stop: Callable[[float], bool] = lambda _: False,
-) -> BestOrder | None:
-    """Look for so many rounds, or until `stop` says so, asked with the share that is quick.
+def _fits(ranks: Sequence[Headroom] | None) -> bool:
+    """Tell whether every rank stays below its limit, and a little more."""
+    return all(
+        rank.bytes is None
+        or rank.bytes - (rank.other_bytes or 0.0) >= _SPARED * (rank.limit_bytes or 0.0)
+        for rank in ranks or ()
+    )
 
-    Of a search that is judged, the quick rounds have the first half of the time.
+
+def neighbour(order: Order, chance: random.Random) -> Order | None:
+    """Return an order with one pass moved, or a backward pass cut or joined, by chance.
+
+    None where what was drawn cannot be: each stage takes its microbatches in turn.
     """
-    looked = Search(pipeline=pipeline, judge=judge, score=score, seed=seed)
-    share = 1.0 if judge is None else 0.5
-    while (rounds is None or looked.rounds < rounds) and not stop(share):
-        if not looked.go_on():
+    rank = chance.randrange(len(order))
+    row = list(order[rank])
+    at = chance.randrange(len(row))
+    action = row[at]
+    if action.kind == "F" or chance.random() < 0.5:
+        del row[at]
+        to = at + chance.choice((-1, 1)) * chance.randint(1, _REACH)
+        if not 0 <= to <= len(row):
+            return None
+        row.insert(to, action)
+    elif action.kind == "B":
+        row[at] = action._replace(kind="I")
+        row.insert(at + chance.randint(1, _REACH), action._replace(kind="W"))
+    else:
+        gradient, weight = (row.index(action._replace(kind=kind)) for kind in ("I", "W"))
+        row[gradient] = action._replace(kind="B")
+        del row[weight]
+    return [*order[:rank], row, *order[rank + 1 :]] if _in_turn(row) else None
+
+
+def _in_turn(row: list[Action]) -> bool:
+    """Tell whether each stage takes its microbatches in turn, and F, I and W of each likewise."""
+    forward, backward = Counter[int](), Counter[int]()
+    for stage, kind, microbatch, _ in row:
+        if kind == "F":
+            due, forward[stage] = forward[stage], forward[stage] + 1
+        elif kind == "W":
+            due = microbatch if microbatch < backward[stage] else -1
+        else:
+            due = backward[stage] if microbatch < forward[stage] else -1
+            backward[stage] += 1
+        if microbatch != due:
+            return False
+    return True
+
+
+def pipeline_of(baseline: Baseline, base: Change, placement: Placement) -> Pipeline:
+    """Return what passes and hops of a run take on the mean, with its stages placed and cut so."""
+    count = base.microbatches or baseline.source.microbatches
+    pass_ns: dict[tuple[Kind, int], list[int]] = {}
+    hop_ns: dict[tuple[Kind, int], list[int]] = {}
+    for backward in (("B",), ("I", "W")):
+        change = replace(base, order=in_groups(placement, count, count, backward))
+        engine = baseline.engine(change)
+        lengths = mean_lengths(engine, baseline.source, baseline.what_if(change))
+        passes, messages = engine.program.passes, engine.program.messages
+        kinds: list[Kind] = [PassKind(kind).name for kind in passes.kind.tolist()]  # type: ignore[misc]
+        stages, took = passes.stage.tolist(), (lengths.passes + lengths.pass_gaps).tolist()
+        for kind, stage, length in zip(kinds, stages, took, strict=True):
+            pass_ns.setdefault((kind, stage), []).append(length)
+        arrives = (lengths.wire + lengths.batch_gaps[messages.sent]).tolist()
+        for producer, length in zip(messages.producer.tolist(), arrives, strict=True):
+            way: Kind = "F" if kinds[producer] == "F" else "B"
+            hop_ns.setdefault((way, stages[producer]), []).append(length)
+    return Pipeline(
+        placement=placement,
+        microbatches=count,
+        pass_ns={key: round(float(np.mean(values))) for key, values in pass_ns.items()},
+        hop_ns={key: round(float(np.mean(values))) for key, values in hop_ns.items()},
+        room=_room(baseline, base, placement, count),
+    )
+
+
+def in_groups(
+    placement: Placement, count: int, size: int, backward: tuple[Kind, ...] = ("B",)
+) -> Order:
+    """Return all stages' F, and then what comes back, of so many microbatches at a time."""
+    kinds: tuple[Kind, ...] = ("F", *backward)
+    return [
+        [
+            Action(stage, kind, microbatch)
+            for first in range(0, count, size)
+            for kind in kinds
+            for stage in (stages if kind == "F" else stages[::-1])
+            for microbatch in range(first, min(first + size, count))
+        ]
+        for stages in placement
+    ]
+
+
+def _room(baseline: Baseline, base: Change, placement: Placement, count: int) -> tuple[int, ...]:
+    """Return how many microbatches each rank can hold, counted per stage."""
+    room = [0] * len(placement)
+    for size in range(count, 0, -1):
+        left = headroom_after(baseline, replace(base, order=in_groups(placement, count, size)))
+        for rank, stages in enumerate(placement):
+            if not room[rank] and (left is None or left[rank].fits is not False):
+                room[rank] = size * len(stages)
+        if all(room):
             break
-    while (rounds is None or looked.judged_rounds < rounds) and not stop(1.0):
-        if not looked.judge_on():
-            break
-    return looked.found()
+    return tuple(room)
+
+
+def _lower_bound_s(pipeline: Pipeline) -> float:
+    """Return what no order of these stages can be under: layers that are whole stages, cut so."""
+    stages, took = sum(map(len, pipeline.placement)), pipeline.pass_ns
+    forward, inputs, weights, both = (
+        np.array([took[kind, stage] for stage in range(stages)], dtype=np.float64) / NS_PER_S
+        for kind in ("F", "I", "W", "B")
+    )
+    backward = np.minimum(inputs, both)
+    home = {stage: rank for rank, own in enumerate(pipeline.placement) for stage in own}
+    problem = split_problem(
+        forward,
+        backward,
+        np.minimum(inputs + weights, both) - backward,
+        rank=np.array([home[stage] for stage in range(stages)]),
+        microbatches=pipeline.microbatches,
+    )
+    return float(bound_splits(problem, np.ones((1, stages), dtype=np.int64))[0])

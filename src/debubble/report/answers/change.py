@@ -20,7 +20,7 @@ from debubble.report.answers.base import Part
 from debubble.simulate.communication import Communication
 from debubble.timeline.job import RunBasis
 from debubble.timeline.schedules import format_order
-from debubble.units import NS_PER_S, PLAIN_NUMBER, counted, show_duration, show_gain, show_percent
+from debubble.units import PLAIN_NUMBER, counted, show_duration, show_gain, show_percent
 
 _TOKENS = re.compile(rf"{PLAIN_NUMBER}(x?)")
 # Beyond this nobody would believe a line through what was measured.
@@ -41,7 +41,6 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     defer_receives: bool | None = None
     recompute: bool | None = None
     recompute_stages: list[int] | None = None
-    offload_stages: list[int] | None = None
     repaired_hops: list[list[int]] | None = None
     token_scale: float | None = None
     hops: list[str] | None = None
@@ -258,9 +257,9 @@ class OrderPart(Part, frozen=True, kw_only=True):
     paths: ClassVar = {
         "named_latency_s": "named.window_ns",
         "beyond_named_fraction": "beyond_named",
-        "rounds": "looked.found.rounds",
-        "judged_rounds": "looked.found.judged_rounds",
-        "orders_tried": "looked.found.tried",
+        "rounds": "found.rounds",
+        "judged_rounds": "found.rounds",
+        "orders_tried": "found.tried",
     }
 
     option: int
@@ -271,11 +270,11 @@ class OrderPart(Part, frozen=True, kw_only=True):
     beyond_named_fraction: float | None
     """Of the latency of the best with a name."""
     lower_bound_s: float
-    """No order of these stages can be under it, with messages as a delay a hop."""
+    """No order of these stages can be under it, with messages that take no time."""
     above_bound_fraction: float
     rounds: int
     judged_rounds: int
-    """Rounds in which orders were judged by the simulator that prices all options."""
+    """The same: in all rounds orders are judged by the simulator that prices all options."""
     orders_tried: int
     order: str
     """The passes of each rank, as CSV."""
@@ -283,23 +282,21 @@ class OrderPart(Part, frozen=True, kw_only=True):
 
 def answer_order(plan: Plan, ordered: OrderChoice) -> OrderPart:
     """Say where it stands among the options, and how far it was looked for."""
-    found, correction = ordered.looked.found, plan.baseline.correction
     return OrderPart.of(
         ordered,
         option=plan.options.index(ordered.option),
         named=None if ordered.named is None else ordered.named_as,
-        lower_bound_s=found.bound * correction / NS_PER_S,
-        above_bound_fraction=found.window / found.bound - 1,
+        lower_bound_s=ordered.found.lower_bound_s,
+        above_bound_fraction=ordered.found.latency_s / ordered.found.lower_bound_s - 1,
         order=format_order(ordered.option.change.order or []),
     )
 
 
 def say_order(ordered: OrderChoice) -> str:
     """Say what an order of its own buys beyond the best with a name, and how far it can go."""
-    found = ordered.looked.found
-    rounds = counted(found.rounds + found.judged_rounds, "round")
-    above = show_percent(found.window / found.bound - 1)
-    far = f"{rounds}; with messages as a delay a hop it is {above} above what no order can be under"
+    found = ordered.found
+    above = show_percent(found.latency_s / found.lower_bound_s - 1)
+    far = f"{counted(found.rounds, 'round')}; it is {above} above what no order can be under"
     took = show_duration(ordered.option.window_ns)
     if ordered.named is None:
         return f"No schedule with a name fits, recomputing or not; this order does: {took} ({far})."

@@ -15,11 +15,10 @@ from debubble.plan.context_length import OtherLength, at_length
 from debubble.plan.emit import EMITTERS, emit, refusal_of
 from debubble.plan.emit.order_file import order_beside
 from debubble.plan.kv_cache import Cache
-from debubble.plan.lever import Permissions, Refusal
+from debubble.plan.lever import OrderSearch, Permissions, Refusal
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
-from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
 from debubble.plan.split import ends_in_layers
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings

@@ -29,8 +29,8 @@ HALFWAY_SHARE = 0.5
 # A weight gradient alone has the gradients of two weights at hand, a backward pass those of one:
 # so much more work space, of a backward pass's. Measured.
 _SPLIT_WORK_SPACE = 0.37
-# Of a stage that recomputes or offloads, so many layers have all of a microbatch's activations:
-# the one at work, for frameworks recompute, and copy back, layer by layer.
+# Of a stage that recomputes, so many layers have all of a microbatch's activations:
+# the one at work, for frameworks recompute layer by layer.
 _AT_HAND = 1
 # The batch as the loop makes it: inputs and targets. More than these two are something else.
 _MOST_BATCHES = 2
@@ -225,14 +225,13 @@ def recomputed(costs: MemoryCosts) -> MemoryCosts:
     return replace(costs, layer_activation_bytes=least)
 
 
-def predict_peaks(  # noqa: PLR0913 (an order, and what may change with it)
+def predict_peaks(
     costs: MemoryCosts,
     order: Order,
     *,
     layers: Sequence[float] | None = None,
     token_scale: float = 1.0,
     recompute_stages: Collection[int] = (),
-    offload_stages: Collection[int] = (),
 ) -> tuple[PeakMemory, ...]:
     """Predict the peak of each rank in another order, with other layers a stage.
 
@@ -240,7 +239,6 @@ def predict_peaks(  # noqa: PLR0913 (an order, and what may change with it)
     against the measured one.
     """
     held = {stage: recomputed(costs).layer_activation_bytes for stage in recompute_stages}
-    held |= dict.fromkeys(offload_stages, 0.0)
     if len(order) != len(costs.ranks):
         raise UsageError(
             f"{len(costs.ranks)} ranks were measured, not {len(order)}",
