@@ -35,7 +35,7 @@ from debubble.report.answers.ledger import (
 )
 from debubble.report.answers.links import HopPart, hop_parts
 from debubble.report.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
-from debubble.report.answers.replicas import ReplicasPart, answer_replicas
+from debubble.report.answers.replicas import ReplicasPart, say_replicas
 from debubble.report.answers.serving import (
     HostPart,
     PhasePart,
@@ -50,10 +50,11 @@ from debubble.report.answers.serving import (
     answer_stream_replay,
     answer_stream_savings,
 )
-from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.figures import Deviation, PipelineFigures, RankShares
 from debubble.timeline.job import Basis, JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
+from debubble.timeline.steps import SkippedStep
 from debubble.units import NS_PER_S, counted, show_members, show_percent
 
 
@@ -73,16 +74,6 @@ class FrameworkPart(Part, frozen=True, kw_only=True):
     recomputes: bool
 
 
-class DeviationPart(Part, frozen=True, kw_only=True):
-    """Where a run first differs from the schedule that was stated."""
-
-    rank: int
-    step: int
-    place: int
-    found: str | None
-    expected: str | None
-
-
 class StatedPart(Part, frozen=True, kw_only=True):
     """The schedule as the user states it, and whether the run has it."""
 
@@ -91,14 +82,7 @@ class StatedPart(Part, frozen=True, kw_only=True):
     schedule: str
     chunks: int | None
     agrees: bool | None
-    deviation: DeviationPart | None
-
-
-class LeftOutPart(Part, frozen=True, kw_only=True):
-    """A step that no figure is made of."""
-
-    step: int
-    why: str
+    deviation: Deviation | None
 
 
 class RunPart(Part, frozen=True, kw_only=True):
@@ -124,7 +108,7 @@ class RunPart(Part, frozen=True, kw_only=True):
     partial: bool
     one_run: bool
     steps_inferred: bool
-    steps_left_out: list[LeftOutPart]
+    steps_left_out: list[SkippedStep]
 
 
 class NumbersPart(Part, frozen=True, kw_only=True):
@@ -165,16 +149,6 @@ class TheoryPart(Part, frozen=True, kw_only=True):
     schedule_bubble_fraction: float | None
 
 
-class SharesPart(Part, frozen=True, kw_only=True):
-    """How a rank's time looks to a dashboard, and what it is."""
-
-    rank: int
-    apparent_fraction: float | None
-    useful_fraction: float | None
-    bubble_fraction: float | None
-    busy_fraction: float | None
-
-
 class UtilisationPart(Part, frozen=True, kw_only=True):
     """The same of all ranks."""
 
@@ -182,7 +156,7 @@ class UtilisationPart(Part, frozen=True, kw_only=True):
 
     apparent_fraction: float | None
     useful_fraction: float | None
-    ranks: list[SharesPart]
+    ranks: list[RankShares]
 
 
 class StreamPart(Part, frozen=True, kw_only=True):
@@ -332,7 +306,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     rates = rates_of(analysis, tariff or Tariff())
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
     stream = analysis.stream
-    replicas = answer_replicas(analysis.replicas) if analysis.replicas else None
+    replicas = analysis.replicas
     answer = FindAnswer(
         basis=analysis.basis.traced,
         run=_run_part(analysis),
@@ -370,7 +344,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         hops=hop_parts(analysis),
         pipelines=[_pipeline_part(figures) for figures in analysis.pipelines],
         shown_pipeline=pipeline.pipeline,
-        replicas=replicas,
+        replicas=replicas and ReplicasPart.of(replicas, sentence=say_replicas(replicas)),
         verdict=say_bubble(analysis),
         warnings=list_warnings(analysis.warnings),
     )
