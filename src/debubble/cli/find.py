@@ -32,8 +32,8 @@ from debubble.units import parse_share, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
+    from debubble.measure.worth import Tariff
     from debubble.report.answers.find import FindAnswer
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.text import Page
 
 
