@@ -119,7 +119,7 @@ def test_other_versions_are_listed_but_do_not_forbid():
     other = Environment(devices=("NVIDIA H200",), versions=(("nccl", "2.30"),), with_stack=True)
     found = compare(sampled(SAME), sampled(QUICKER, environment=other))
     assert found.verdict is Verdict.BETTER
-    listed = [(differs.name, differs.before, differs.after) for differs in found.environment]
+    listed = [(differs.what, differs.before, differs.after) for differs in found.environment]
     assert listed == [("with_stack", "not known", "True"), ("nccl", "2.28.9", "2.30")]
 
 
@@ -208,7 +208,7 @@ def test_an_even_split_is_told_from_an_uneven_one(recorded_data):
         measured(recorded_data / "1f1b_m8_split3337"), measured(recorded_data / "1f1b_m8")
     )
     assert (found.verdict, found.confidence) == (Verdict.BETTER, Confidence.INDICATIVE)
-    assert found.setting[0].name == "split"
+    assert found.setting[0].what == "split"
     assert -0.26 < found.deciding.change < -0.15
 
 
