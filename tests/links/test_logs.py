@@ -412,7 +412,11 @@ REPLAYS = "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL"
 def test_counters_over_time_tell_what_comes_and_goes():
     log = own(json.dumps(export(REPLAYS, [5, 5, 9, 9, 2, 2], gpu="3", Hostname="node7")))
     [counter] = log.counters
-    assert (counter.increase, counter.risen_intervals, counter.intervals) == (6, 2, 5)  # it was reset once
+    assert (counter.increase, counter.risen_intervals, counter.intervals) == (
+        6,
+        2,
+        5,
+    )  # it was reset once
     [gap] = doubts_about([log])
     assert gap.code == "link_errors"
     assert gap.message == f"node7 device 3: {REPLAYS} rose by 6, in 2 of 5 intervals"

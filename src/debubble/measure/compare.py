@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import TypeAlias, TypeVar
 
+from debubble.ledger.causes import CAUSES, Cause
 from debubble.measure.comparison import (
+    CauseChange,
     Comparison,
     Confidence,
     Delta,
@@ -488,6 +491,29 @@ def environment_changes(before: Measurement, after: Measurement) -> tuple[Differ
         )
         pairs[name] = (was, came)
     return _changed(pairs)
+
+
+def compare_causes(
+    before: Sequence[Mapping[Cause, float] | None], after: Sequence[Mapping[Cause, float] | None]
+) -> tuple[CauseChange, ...]:
+    """Hold the shares of causes of two sides against each other: means over captures.
+
+    Nothing where all captures of a side lack an account.
+    """
+    known = [[shares for shares in side if shares is not None] for side in (before, after)]
+    if not all(known):
+        return ()
+    means = [
+        {cause: fmean(shares.get(cause, 0.0) for shares in side) for cause in CAUSES}
+        for side in known
+    ]
+    return tuple(
+        CauseChange(
+            cause=str(cause), before_fraction=means[0][cause], after_fraction=means[1][cause]
+        )
+        for cause in CAUSES
+        if means[0][cause] or means[1][cause]
+    )
 
 
 def _changed(pairs: Mapping[str, tuple[object, object]]) -> tuple[Difference, ...]:
