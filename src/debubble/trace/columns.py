@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -291,8 +292,7 @@ _COMMUNICATION_PREFIX = "c10d::"
 STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's trace holds."""
 
     rank: int
