@@ -47,8 +47,6 @@ class Tariff:
     price: float | None = None
     """Of a device for an hour."""
     currency: str = ""
-    watts: float | None = None
-    """That a device draws while the job runs."""
 
 
 class WorthPart(Part, frozen=True, kw_only=True):
@@ -67,7 +65,7 @@ class RatesPart(Part, frozen=True, kw_only=True):
     currency: str
     watts_per_gpu: float | None
     watts_measured: bool
-    """By the job itself, beside its traces; else as stated."""
+    """By the job itself, beside its traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,23 +74,19 @@ class Rates:
 
     gpus: int
     tariff: Tariff = field(default_factory=Tariff)
-    measured_watts: float | None = None
-
-    @property
-    def watts(self) -> float | None:
-        """What a device draws: as stated, else as the job saw it."""
-        return self.measured_watts if self.tariff.watts is None else self.tariff.watts
+    watts: float | None = None
+    """What a device drew, as the job saw it."""
 
     def worth_of(self, share: float) -> WorthPart | None:
         """Return what a share of all time is worth; None where no device is known."""
         if not self.gpus:
             return None
         hours = _HOURS_A_DAY * self.gpus * share
-        price, watts = self.tariff.price, self.watts
+        price = self.tariff.price
         return WorthPart(
             gpu_hours_per_day=hours,
             money_per_day=None if price is None else hours * price,
-            kwh_per_day=None if watts is None else hours * watts / _W_PER_KW,
+            kwh_per_day=None if self.watts is None else hours * self.watts / _W_PER_KW,
         )
 
     def worth_of_gain(self, gain: float) -> WorthPart | None:
@@ -108,7 +102,7 @@ class Rates:
             price_per_gpu_hour=self.tariff.price,
             currency=self.tariff.currency,
             watts_per_gpu=self.watts,
-            watts_measured=self.tariff.watts is None and self.watts is not None,
+            watts_measured=self.watts is not None,
         )
 
 
@@ -122,7 +116,7 @@ def rates_of(analysis: Analysis, tariff: Tariff) -> Rates:
     return Rates(
         gpus=-(-(len(on_gpu) + absent) // (ranks_a_device(on_gpu) if on_gpu else 1)),
         tariff=tariff,
-        measured_watts=fmean(drawn) if drawn else None,
+        watts=fmean(drawn) if drawn else None,
     )
 
 
@@ -157,8 +151,7 @@ def say_rates(rates: RatesPart | None) -> Iterable[str]:
     if rates.price_per_gpu_hour is not None:
         said += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} a GPU-hour"
     if rates.watts_per_gpu is not None:
-        how = "as the job measured" if rates.watts_measured else "as stated"
-        said += f", {show_number(rates.watts_per_gpu)} W a GPU ({how})"
+        said += f", {show_number(rates.watts_per_gpu)} W a GPU (as the job measured)"
     yield said
 
 
