@@ -37,8 +37,8 @@ from debubble.units import parse_share, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
+    from debubble.measure.worth import Tariff
     from debubble.report.answers.find import FindAnswer
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.text import Page
     from debubble.timeline.fleet.survey import NoPipelineIn
 
@@ -174,7 +174,7 @@ def _answer_no_pipeline(
     why: NoPipelineIn, report_path: Path | None, words: str, manners: Manners
 ) -> None:
     """Say that there is no pipeline, and what the ranks hold."""
-    from debubble.report.answers.inspect import answer_no_pipeline, answer_ranks
+    from debubble.report.answers.inspect import answer_no_pipeline
     from debubble.report.html.page import Report
     from debubble.report.inspect import rank_table
     from debubble.report.text import Page
@@ -182,7 +182,7 @@ def _answer_no_pipeline(
     answer = answer_no_pipeline(why)
     page = Page(
         answer=answer.verdict,
-        tables=[rank_table(answer_ranks(why.run))],
+        tables=[rank_table(why.run.summarised())],
         gaps=list(answer.warnings),
         next_command=manners.hint(RECORD),
     )

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from debubble.analysis import Analysis, Wires
+    from debubble.measure.worth import Tariff
     from debubble.report.answers.base import Answer, AnswerWarning
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.html.page import Report
     from debubble.report.text import Page
     from debubble.timeline.fleet.survey import Means, Question
@@ -191,7 +191,7 @@ output_options = gathered(
 
 
 def _read_tariff(_context: click.Context, _option: click.Parameter, price: str | None) -> Tariff:
-    from debubble.report.answers.ledger import Tariff
+    from debubble.measure.worth import Tariff
 
     if price is None:
         return Tariff()

@@ -23,7 +23,6 @@ from debubble.cli.options import (
     html_option,
     in_flight_option,
     input_option,
-    memory_limit_option,
     output_option,
     output_options,
     pipeline_option,
@@ -41,29 +40,26 @@ from debubble.cli.options import (
 from debubble.cli.planning import (
     also_option,
     analyse_both,
-    communication_option,
     hold_option,
-    layers_option,
     max_microbatches_option,
     refuse_for_steps,
     refuse_for_streams,
     server_options,
-    token_options,
+    stated_options,
 )
 from debubble.errors import Touch, UsageError, mask_secrets
 from debubble.units import NS_PER_S, parse_bytes, parse_duration, parse_rate, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
+    from debubble.measure.worth import Tariff
     from debubble.plan.change import Hold
     from debubble.plan.kv_cache import Cache
     from debubble.plan.order_search import OrderSearch
-    from debubble.plan.plan import Plan
+    from debubble.plan.request import Stated
     from debubble.report.answers.base import AnswerWarning
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.answers.plan import EmitPart, PlanAnswer
-    from debubble.report.answers.server_plan import ServerQuestion
+    from debubble.serving.question import ServerQuestion
 
 
 # An order of passes by itself, and what its file is called unless it is named.
@@ -191,6 +187,7 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
 def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     run: Analysis,
     question: ServerQuestion,
+    tariff: Tariff,
     framework: str | None,
     manners: Manners,
     words: str,
@@ -204,7 +201,7 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     from debubble.report.plan import server_plan_page
 
     with progress("planning", manners):
-        answer = answer_server_plan(run, question, framework)
+        answer = answer_server_plan(run, question, framework, tariff)
     following = f"debubble history add {words} --name NAME"
     if answer.recommended is not None:
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"
@@ -244,19 +241,19 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 @click.command("plan", cls=Verb)
 @click.argument("traces", nargs=-1, required=True)
 @pipeline_option
-@input_option("--schedule", metavar="NAME", help="Schedule that ran, if it is not recognised.")
-@communication_option("How its messages travel.  [default: the way that fits the run]")
-@layers_option
-@memory_limit_option
-@input_option(
-    "--latency",
-    type=parse_duration,
-    metavar="TIME",
-    help="Latency of a batch without the profiler, such as 302ms.",
+@stated_options(
+    "--schedule",
+    input_option(
+        "--latency",
+        "latency_ns",
+        type=parse_duration,
+        metavar="TIME",
+        help="Latency of a batch without the profiler, such as 302ms.",
+    ),
+    asked_tokens="Tokens a microbatch to weigh all options at too, or times as many: 2x.",
 )
 @max_microbatches_option
 @hold_option("the batch, in training")
-@token_options("Tokens a microbatch to weigh all options at too, or times as many: 2x.")
 @also_option
 @_cache_options
 @server_options
@@ -285,14 +282,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
     pipeline: int | None,
-    schedule: str | None,
-    communication: str | None,
-    layers: tuple[int, ...] | None,
-    limit_bytes: int | None,
-    latency: float | None,
+    stated: Stated,
     most_microbatches: int | None,
     hold: Hold | None,
-    tokens: Tokens,
     also: str | None,
     cache: Cache | None,
     server: ServerQuestion,
@@ -311,23 +303,18 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
     from debubble.plan.emit import EMITTERS
-    from debubble.report.answers.plan import (
-        ANY,
-        answer_plan,
-        predictions_of,
-        refuse_unknown_frameworks,
-    )
+    from debubble.plan.request import PlanRequest, check_frameworks
+    from debubble.report.answers.plan import answer_plan, predictions_of
     from debubble.report.html.plan import plan_report, planned_view
     from debubble.report.html.views import PipelineView
     from debubble.report.plan import plan_page
 
-    named = (planned_for, framework)
-    refuse_unknown_frameworks([name for name in named if name is not None and name != ANY])
+    check_frameworks(planned_for, framework)
     report_path, order = _place_files(html=html, out=out, framework=framework, force=force)
-    tokens.check(has_also=also is not None)
+    stated.tokens.check(has_also=also is not None)
     if save is not None:
         check_name(save)
-    if latency == 0:
+    if stated.latency_ns == 0:
         raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
     run, other = analyse_both(
         reader,
@@ -335,38 +322,35 @@ def command(  # noqa: PLR0913 (one argument a flag)
         also,
         manners,
         pipeline=pipeline,
-        schedule=schedule,
+        schedule=stated.schedule,
         in_flight=in_flight_measured,
     )
     words = shlex.join(traces)
     if run.pipeline.kind == "stream":
         refuse_for_streams(_OF_STEPS)
-        question = replace(server, layers=layers, tariff=tariff)
-        _plan_server(run, question, framework, manners, words, report_path)
+        question = replace(server, layers=stated.layers)
+        _plan_server(run, question, tariff, framework, manners, words, report_path)
         return
     refuse_for_steps()
-    plans: list[Plan] = []
     with progress("planning", manners) as show:
-        answer = answer_plan(
-            run,
-            also=other,
-            tokens=tokens,
-            layers=layers,
-            memory_limit_bytes=None if limit_bytes is None else float(limit_bytes),
-            schedule=schedule,
-            communication=communication,
-            latency_ns=latency,
+        request = PlanRequest(
+            stated=stated,
             most_microbatches=most_microbatches,
             hold=hold,
             cache=cache,
+            planned_for=planned_for or framework,
+            search=None if search is None else replace(search, progress=show),
+        )
+        planned = run.plan(request, other)
+        answer = answer_plan(
+            run,
+            planned,
+            other,
             # Only programs read what every framework is to be told.
             frameworks=tuple(EMITTERS) if manners.as_json == "full" else (),
-            planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),
             tariff=tariff,
-            search=None if search is None else replace(search, progress=show),
-            on_plan=plans.append,
         )
     following = _following(answer, words, typed(typed_flags(_DECIDING)))
     page = plan_page(answer, manners.hint(following))
@@ -382,7 +366,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
         full = replace(page, lines=written)
-        report = plan_report(answer, shown, planned_view(plans[0]), full, words)
+        report = plan_report(answer, shown, planned_view(planned.plan), full, words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:

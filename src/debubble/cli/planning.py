@@ -14,6 +14,7 @@ from debubble.cli.options import (
     gathered,
     input_option,
     limit_option,
+    memory_limit_option,
     question_option,
     refuse_typed,
 )
@@ -21,8 +22,8 @@ from debubble.errors import UsageError
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.server_plan import ServerQuestion, StatedLoad
+    from debubble.plan.request import Stated
+    from debubble.serving.question import ServerQuestion, StatedLoad
 
 
 def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
@@ -71,36 +72,72 @@ def parse_tokens(text: str) -> tuple[int, int | None]:
     return int(parts[0]), int(parts[1]) if len(parts) > 1 else None
 
 
-def token_options(asked: str) -> Decorator:
-    """Add what is said of tokens, as `tokens`; `asked` says what `--tokens` asks the verb for."""
+def _check_way(_context: click.Context, _option: click.Parameter, way: str | None) -> str | None:
+    """Refuse a way for messages to travel that there is not."""
+    from debubble.simulate.communication import Communication
+
+    if way is not None and way not in set(Communication):
+        ways = ", ".join(Communication)
+        raise UsageError(f"no messages travel by {way!r}", hint=f"one of {ways}")
+    return way
+
+
+def _make_stated(
+    *,
+    tokens: str | None,
+    tokens_measured: tuple[int, int | None] | None,
+    limit_bytes: int | None,
+    schedule_measured: str | None,
+    **stated: Any,
+) -> Stated:
+    from debubble.plan.request import Stated, Tokens
+
+    measured, also = tokens_measured or (None, None)
+    return Stated(
+        tokens=Tokens(asked=tokens, measured=measured, also=also),
+        limit_bytes=None if limit_bytes is None else float(limit_bytes),
+        schedule=schedule_measured,
+        **stated,
+    )
+
+
+def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> Decorator:
+    """Add what is said of a run that its traces may not tell, as `stated`."""
     return gathered(
-        "tokens",
-        _make_tokens,
-        question_option("--tokens", metavar="N", help=asked),
+        "stated",
+        _make_stated,
+        input_option(
+            schedule_flag,
+            "schedule_measured",
+            metavar="NAME",
+            help="Schedule that ran, if it is not recognised.",
+        ),
+        input_option(
+            "--communication",
+            metavar="WAY",
+            callback=_check_way,
+            help="How messages travel.  [default: as fits the run; without traces, latency]",
+        ),
+        input_option(
+            "--layers",
+            type=parse_layers,
+            metavar="N,N,...",
+            help="Layers of each stage as it is, if the traces do not tell.",
+        ),
+        question_option("--tokens", metavar="N", help=asked_tokens),
         input_option(
             "--tokens-measured",
             type=parse_tokens,
             metavar="N[,N]",
             help="Tokens a microbatch in the run as it is, and in the other run.",
         ),
+        memory_limit_option,
+        *more,
     )
-
-
-def _make_tokens(*, tokens: str | None, tokens_measured: tuple[int, int | None] | None) -> Tokens:
-    from debubble.report.answers.change import Tokens
-
-    measured, also = tokens_measured or (None, None)
-    return Tokens(asked=tokens, measured=measured, also=also)
 
 
 also_option = input_option(
     "--also", metavar="TRACES", help="Another run of the same model, to learn from."
-)
-layers_option = input_option(
-    "--layers",
-    type=parse_layers,
-    metavar="N,N,...",
-    help="Layers of each stage as it is, if the traces do not tell.",
 )
 max_microbatches_option = limit_option(
     "--max-microbatches",
@@ -118,21 +155,6 @@ def hold_option(default: str) -> Decorator:
         type=click.Choice(["microbatch", "batch"]),
         help=f"What keeps its size when microbatches change.  [default: {default}]",
     )
-
-
-def _check_way(_context: click.Context, _option: click.Parameter, way: str | None) -> str | None:
-    """Refuse a way for messages to travel that there is not."""
-    from debubble.simulate.communication import Communication
-
-    if way is not None and way not in set(Communication):
-        ways = ", ".join(Communication)
-        raise UsageError(f"no messages travel by {way!r}", hint=f"one of {ways}")
-    return way
-
-
-def communication_option(words: str) -> Decorator:
-    """Add `--communication`."""
-    return input_option("--communication", metavar="WAY", callback=_check_way, help=words)
 
 
 def refuse_for_streams(flags: Collection[str]) -> None:
@@ -153,13 +175,13 @@ def refuse_for_steps() -> None:
 
 
 def _parse_load(text: str) -> StatedLoad:
-    from debubble.report.answers.server_plan import read_stated_load
+    from debubble.serving.question import read_stated_load
 
     return read_stated_load(text)
 
 
 def _ask_server(**known: Any) -> ServerQuestion:
-    from debubble.report.answers.server_plan import ServerQuestion
+    from debubble.serving.question import ServerQuestion
 
     return ServerQuestion(**known)
 

@@ -19,7 +19,6 @@ from debubble.cli.options import (
     force_option,
     gathered,
     input_option,
-    memory_limit_option,
     output_option,
     output_options,
     pipeline_option,
@@ -35,14 +34,12 @@ from debubble.cli.planning import (
     OF_SERVERS,
     also_option,
     analyse_both,
-    communication_option,
     hold_option,
-    layers_option,
     parse_layers,
     refuse_for_steps,
     refuse_for_streams,
     server_change_options,
-    token_options,
+    stated_options,
 )
 from debubble.errors import UsageError
 from debubble.units import (
@@ -54,9 +51,8 @@ from debubble.units import (
 )
 
 if TYPE_CHECKING:
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.server_plan import ServerQuestion
-    from debubble.report.answers.simulate import Request
+    from debubble.plan.request import ChangeRequest, Stated
+    from debubble.serving.question import ServerQuestion
     from debubble.simulate.hand_set import HandSetCosts
     from debubble.timeline.schedules import Order, Statement
 
@@ -65,11 +61,10 @@ def _switch(_context: click.Context, _option: click.Parameter, word: str | None)
     return None if word is None else word == "on"
 
 
-def _make_request(*, limit_bytes: int | None, **asked: Any) -> Request:
-    from debubble.report.answers.simulate import Request
+def _make_request(**asked: Any) -> ChangeRequest:
+    from debubble.plan.request import ChangeRequest
 
-    limit = None if limit_bytes is None else float(limit_bytes)
-    return Request(memory_limit_bytes=limit, **asked)
+    return ChangeRequest(**asked)
 
 
 request_options = gathered(
@@ -103,14 +98,6 @@ request_options = gathered(
         metavar="A:B=RATE",
         help="Rate of messages from rank A to B, such as 2:3=5GB/s.",
     ),
-    layers_option,
-    input_option(
-        "--schedule-measured", metavar="NAME", help="Schedule that ran, if it is not recognised."
-    ),
-    communication_option(
-        "How messages travel.  [default: as fits the run; without traces, latency]"
-    ),
-    memory_limit_option,
 )
 
 
@@ -189,7 +176,7 @@ by_hand_options = gathered(
 )
 
 
-def _from_log(wanted: Request, by_hand: ByHand, log: str) -> tuple[Request, ByHand]:
+def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeRequest, ByHand]:
     """Return what a log of timers says in place of what would be typed."""
     from debubble.simulate.hand_set import UNIT_NS
     from debubble.trace.timer_logs import read_stage_times
@@ -220,7 +207,9 @@ def _from_log(wanted: Request, by_hand: ByHand, log: str) -> tuple[Request, ByHa
     )
 
 
-def simulate_by_hand(wanted: Request, by_hand: ByHand, manners: Manners, *, draws: bool) -> None:
+def simulate_by_hand(
+    wanted: ChangeRequest, way: str | None, by_hand: ByHand, manners: Manners, *, draws: bool
+) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
     from debubble.annexes.probe.pipeline import write_table
     from debubble.report.answers.simulate import answer_by_hand
@@ -240,13 +229,13 @@ def simulate_by_hand(wanted: Request, by_hand: ByHand, manners: Manners, *, draw
     hand_set, in_units = _hand_set(by_hand.costs)
     stages = 1 + max(action.stage for actions in order for action in actions)
     costs = settle_costs(hand_set, stages)
-    way = Communication(wanted.communication or Communication.LATENCY)
-    program, times = run_order(order, costs, way)
+    communication = Communication(way or Communication.LATENCY)
+    program, times = run_order(order, costs, communication)
     timeline = as_timeline(program, times)
     answer = answer_by_hand(
         schedule=schedule,
         order=order,
-        communication=way,
+        communication=communication,
         costs=costs,
         in_units=in_units,
         figures=measure_pipeline(timeline, 0),
@@ -258,7 +247,7 @@ def simulate_by_hand(wanted: Request, by_hand: ByHand, manners: Manners, *, draw
             "--schedule": schedule,
             "--chunks": wanted.chunks,
             **by_hand.costs,
-            "--communication": None if way is Communication.LATENCY else way,
+            "--communication": None if communication is Communication.LATENCY else way,
         }
     )
     following = f"debubble simulate {again} --timeline"
@@ -330,7 +319,9 @@ def _read(text: str) -> tuple[float, bool]:
 @click.command("simulate", cls=Verb)
 @click.argument("traces", nargs=-1)
 @request_options
-@token_options("Tokens a microbatch, or times as many: 2x.")
+@stated_options(
+    "--schedule-measured", asked_tokens="Tokens a microbatch to have, or times as many: 2x."
+)
 @also_option
 @pipeline_option
 @by_hand_options
@@ -342,8 +333,8 @@ def _read(text: str) -> tuple[float, bool]:
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
-    request: Request,
-    tokens: Tokens,
+    request: ChangeRequest,
+    stated: Stated,
     also: str | None,
     pipeline: int | None,
     by_hand: ByHand,
@@ -363,7 +354,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if not traces:
         why, hint = "is about a measured run, and no traces are given", "name its traces"
         refuse_typed((*_OF_RUNS, *OF_SERVERS), why, f"{hint}, {_SEE}")
-        simulate_by_hand(request, by_hand, manners, draws=draws)
+        simulate_by_hand(request, stated.communication, by_hand, manners, draws=draws)
         return
     why, hint = "is for simulating without traces: here it is measured", "leave it out"
     refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")
@@ -373,7 +364,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         also,
         manners,
         pipeline=pipeline,
-        schedule=request.schedule_measured,
+        schedule=stated.schedule,
         in_flight=in_flight_measured,
     )
     if run.pipeline.kind == "stream":
@@ -381,21 +372,23 @@ def command(  # noqa: PLR0913 (one argument a flag)
         from debubble.report.plan import server_plan_page
 
         refuse_for_streams({*_OF_RUNS, *_OF_BOTH, "--timeline"} - _OF_STREAMS)
-        question = replace(server, layers=request.layers, split=request.split, prompts=tokens.asked)
+        question = replace(
+            server, layers=stated.layers, split=request.split, prompts=stated.tokens.asked
+        )
         with progress("simulating", manners):
             served = answer_server_simulate(run, question)
         finish(server_plan_page(served), served, manners)
         return
-    from debubble.report.answers.simulate import answer_simulate, ask_run
+    from debubble.report.answers.simulate import answer_simulate
     from debubble.report.lanes import draw_lanes
     from debubble.report.simulate import simulate_page
 
     refuse_for_steps()
-    tokens.check(has_also=also is not None)
-    request = replace(request, tokens=tokens)
+    stated.tokens.check(has_also=also is not None)
+    request = replace(request, stated=stated)
     with progress("simulating", manners):
-        asked = ask_run(run, request, other)
-        answer = answer_simulate(run, request, other, asked)
+        asked = run.what_if(request, other)
+        answer = answer_simulate(run, asked, request, other)
     page = simulate_page(answer, manners.hint(f"debubble plan {shlex.join(traces)}"))
     if draws:
         page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
