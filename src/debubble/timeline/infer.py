@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.timeline.bubble import measure_stream, missing_in_flight
+from debubble.timeline.bubble import measure_stream
 from debubble.timeline.chain import (
     Chain,
     as_collectives,
@@ -90,7 +90,6 @@ from debubble.timeline.transfers import (
     count_cut_off,
     find_shifts,
     match_transfers,
-    pair_earlier,
     pair_with_more,
 )
 from debubble.timeline.turns import Turns, assign_by_turns, find_turns
@@ -169,9 +168,6 @@ def build_part(
         drawn = [_with_turns(line, ranks, counted_before[number]) for line in drawn]
         lines += drawn
         passes += ran
-        missing = partial(missing_in_flight, join_columns(ran, by="start_ns"), chain.ranks)
-        if earlier := pair_earlier(chain.ranks, shifts, missing):
-            return again(in_flight=in_flight, shifts={**shifts, **earlier})
 
     # Figures are made of this by `figures.measure_pipeline`, for each pipeline.
     steps = {step for rank in ranks for step in rank.work_step.tolist() if in_steps and step >= 0}

@@ -155,6 +155,8 @@ Flags = NDArray[np.bool_]
 UNKNOWN = -1
 # Beyond all times, and far enough from the largest number to be laid on another clock.
 NEVER_WAITED_NS = 2**62
+# Batches and messages have heavy tails, which a median hides: one in twenty takes longer than this.
+TAIL_PERCENT = 95
 
 
 class PassKind(IntEnum):

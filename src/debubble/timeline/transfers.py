@@ -11,7 +11,7 @@ the first receive is of a later send, or of one from before the capture (`find_s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from debubble.timeline.model import (
     I32,
     I64,
+    TAIL_PERCENT,
     UNKNOWN,
     PassKind,
     RankTimeline,
@@ -57,8 +58,6 @@ _WAITED_FACTOR, _MOST_WRONG = 5, 0.5
 CLOCKS_OFF_NS = 10_000_000_000
 # A sender runs ahead of its receiver by as many messages as are in flight, at the end of a capture.
 _FEWEST_LOST, _MOST_LOST = 5, 0.1
-# One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
-_TAIL_PERCENT = 95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,26 +93,6 @@ class RankMessages:
         messages = self.messages
         mine = (messages.peer == peer) & (messages.is_send == is_send)
         return np.flatnonzero(mine if step is None else mine & (self.step == step))
-
-
-def pair_earlier(ranks: Sequence[int], shifts: Shifts, missing: Callable[[int], int]) -> Shifts:
-    """Pair the messages of the one hop that is not sure so that as many are in flight as were seen.
-
-    `missing`: how many more that are than with the pairing so far, between the first rank and one.
-    Where all captures then begin at one and the same batch, they do: the pipeline filled up.
-    """
-    hops = [(hop, shift) for hop in pairwise(ranks) if (shift := shifts.get(hop)) is not None]
-    unsure = [(hop, shift) for hop, shift in hops if not shift.sure]
-    if len(hops) < len(ranks) - 1 or len(unsure) != 1:
-        return {}
-    hop, shift = unsure[0]
-    short = missing(hop[0])
-    first = shift.first - short
-    if not short or (shift.least is not None and first < shift.least):
-        return {}
-    together = not any(other.first for at, other in hops if at != hop)
-    least = first if together and not first else shift.least
-    return {hop: replace(shift, first=first, least=least, most=first)}
 
 
 def pair_with_more(ranks: Sequence[int], shifts: Shifts, more: int) -> Shifts:
@@ -466,10 +445,10 @@ def _measure(
         stages=stages,
         message_bytes=int(rows.message_bytes.max()),
         wire_ns=_percentile(wire, 50) if len(wire) else None,
-        wire_p95_ns=_percentile(wire, _TAIL_PERCENT) if len(wire) else None,
+        wire_p95_ns=_percentile(wire, TAIL_PERCENT) if len(wire) else None,
         wires=len(wire),
         wait_ns=_percentile(wait, 50),
-        wait_p95_ns=_percentile(wait, _TAIL_PERCENT),
+        wait_p95_ns=_percentile(wait, TAIL_PERCENT),
         buffered_fraction=float(buffered.mean()),
         count=len(rows),
     )
