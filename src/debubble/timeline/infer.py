@@ -406,8 +406,7 @@ def _name_around(
         hint="label passes as torch does, such as record_function('PP:4F0'): stage 4, microbatch 0",
     )
     counted_only = {
-        host.rank: count_pieces(host, receives_first=position > 0)
-        for position, host in enumerate(hosts)
+        host.rank: count_pieces(host, first=position == 0) for position, host in enumerate(hosts)
     }
     return counted_only, [unknown]
 
