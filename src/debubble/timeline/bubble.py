@@ -22,8 +22,10 @@ import numpy as np
 
 from debubble.errors import UsageError
 from debubble.timeline.model import (
+    FEWEST_SAMPLES,
     I32,
     I64,
+    MOST_IN_FLIGHT,
     TAIL_PERCENT,
     Flags,
     Intervals,
@@ -47,21 +49,8 @@ _SHORTEST_WAIT_NS = 100_000
 _EVEN_WITHIN = 0.5
 # One place stands out if it waits this much more than the ranks do on average.
 _STANDS_OUT = 1.5
-# A driver keeps to a number of batches in flight if so many of them enter with just that number.
-_STEADY = 0.6
 # Fewer that are seen from end to end tell no turn.
 FEWEST_BATCHES = 4
-# No scheduler has more turns out than this.
-_MOST_OUT = 64
-# Fewer batches that enter keep to no number.
-_FEW_ENTRIES = 3
-# A batch that enters so many times later than a host needs had to wait for another to leave. Hosts
-# take their turns within a quarter of each other (1.1 to 1.4 ms on our rig).
-_HELD_UP = 1.5
-# A first stage that sets the pace has the others follow it. More and more in flight, it runs ahead.
-_MOST_APART = 2
-# What a host needs shows in its quickest turns; one that sets the pace seldom takes longer.
-_QUICK_PERCENT, _SELDOM = 10, 0.5
 # An instant that is two things at once counts as the first of them.
 OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING = "optimizer", "reduction", "clipping", "data_loading"
 OTHER = "other"
@@ -268,7 +257,7 @@ def measure_stream(
         usual = max(at_entry.values())
     # An asynchronous scheduler is a batch ahead now and then.
     near = [abs(count - usual) <= (turns is not None) for count in at_entry.values()]
-    kept = len(near) >= _FEW_ENTRIES and (paced or sum(near) > _STEADY * len(near))
+    kept = len(near) >= FEWEST_SAMPLES and (paced or sum(near) > len(near) / 2)
     captured = (ranks[0].rank, ranks[-1].rank)
     steady = kept and captured == (ranks[0].members[0], ranks[0].members[-1])
     fewer, more = timeline.unsure.get(pipeline, (0, 0))
@@ -359,7 +348,7 @@ def _turns_out(
     begins, out = first.begin_ns.tolist(), []
     for row, moment in enumerate(begins):
         if span[0] <= moment <= span[1]:
-            before = [over.get(key) for key in keys(first)[max(row - _MOST_OUT, 0) : row]]
+            before = [over.get(key) for key in keys(first)[max(row - MOST_IN_FLIGHT, 0) : row]]
             out.append(1 + sum(end is not None and end > moment for end in before))
     return round(float(np.median(out))) if out else None
 
@@ -414,22 +403,12 @@ def _first_sets_pace(at_entry: Mapping[int, int], batches: _Batches) -> bool:
     first stage   0000 1111      2222 3333  batch 2 waits until batch 0 has left: two may be
     last stage              0000 1111       in flight, and no more
     """
-    turns, backs, most = [], [], max(at_entry.values(), default=0)
+    waited = []  # for another to leave: it entered sooner after that than after the stage was free
     for batch, count in at_entry.items():
-        left = batches.gone.get(batch - count)
-        if left is not None and batch - 1 in batches.freed:
-            turns.append(batches.entered[batch] - batches.freed[batch - 1])
-            backs.append(batches.entered[batch] - left if count == most else -1)
-    runs_ahead = most - min(at_entry.values(), default=0) > _MOST_APART
-    if len(turns) < _FEW_ENTRIES or runs_ahead:
-        return False
-    turn, back = np.array(turns), np.array(backs)
-    shown = back >= 0
-    quick = float(np.percentile(turn, _QUICK_PERCENT))
-    if shown.any():
-        quick = min(quick, float(np.percentile(back[shown], _QUICK_PERCENT)))
-    late = turn > _HELD_UP * quick
-    return int((late & shown & (back < turn)).sum()) < _FEW_ENTRIES and float(late.mean()) < _SELDOM
+        left, freed = batches.gone.get(batch - count), batches.freed.get(batch - 1)
+        if left is not None and freed is not None:
+            waited.append(left > freed)
+    return len(waited) >= FEWEST_SAMPLES > sum(waited) or sum(waited) < len(waited) / 4
 
 
 def _count_in_flight(

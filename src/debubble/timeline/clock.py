@@ -43,14 +43,22 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
-from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
+from debubble.timeline.model import (
+    F64,
+    FEWEST_SAMPLES,
+    FEWEST_STEPS,
+    I32,
+    I64,
+    Flags,
+    Transfers,
+    rows_by_hop,
+)
 from debubble.timeline.steps import RankRecord, numbered
 from debubble.timeline.transfers import CLOCKS_OFF_NS
 from debubble.units import show_duration, show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
 _ENDS_AGREE_NS = 300_000
-_FEWEST_EXCHANGES = 3
 # A receive this much longer than the shortest message of its hop was waiting when the data came; a
 # send as much longer waited itself, for its receive or for buffers that are full.
 _WAITED_FACTOR = 3
@@ -65,7 +73,6 @@ _UNBOUNDED = float("inf")
 # Clocks drift by tens of millionths; stamps of host and device are laid together to some 0.1 ms. Of
 # our recordings, any two runs of one program contradict each other by 20 ms and more.
 _DRIFT, _STAMPS_NS = 1e-4, 1_000_000
-_FEWEST_STEPS = 2
 
 # A clock may be wrong by hours; by a day, it is the trace that states a wrong time.
 _FAR_NS = 86_400_000_000_000
@@ -73,7 +80,7 @@ _FAR_NS = 86_400_000_000_000
 # Receives that spun for so long were there before their message. Lags of such over messages of one
 # size are parted by 0.03 ms at most on 10 recorded streams, wherever they are cut, and by 0.7 ms on
 # 44 other runs.
-_SPUN_NS, _JUMP_NS, _FEWEST_LAGS = 1_000_000, 1_500_000, 3
+_SPUN_NS, _JUMP_NS = 1_000_000, 1_500_000
 
 Ends = tuple[int, int]
 """The rank that sends, and the one that receives."""
@@ -199,18 +206,18 @@ def _jump_of(hop: Transfers) -> float | None:
     long = max(_SPUN_NS, _WAITED_FACTOR * int(_lengths(hop).min()))
     received, sent = hop.receive_end_ns - hop.receive_start_ns, hop.send_end_ns - hop.send_start_ns
     spun, lags = (received >= long) & (sent <= long), hop.receive_end_ns - hop.send_start_ns
-    if spun.sum() < _FEWEST_LAGS:
+    if spun.sum() < FEWEST_SAMPLES:
         return None
     rows = np.flatnonzero(spun | (lags < np.median(lags[spun])))
     rows = rows[np.argsort(lags[rows], kind="stable")]
     for cut in np.flatnonzero(np.diff(lags[rows]) > _JUMP_NS).tolist():
         quick, slow = rows[: cut + 1], rows[cut + 1 :]
         grows, shrinks = quick.max() < slow.min(), slow.max() < quick.min()
-        if min(len(quick), len(slow)) >= _FEWEST_LAGS and (grows or shrinks):
+        if min(len(quick), len(slow)) >= FEWEST_SAMPLES and (grows or shrinks):
             by = float(np.median(lags[slow]) - np.median(lags[quick]))
             return by if grows else -by
     alike = np.flatnonzero(np.abs(lags - np.median(lags[spun])) <= _JUMP_NS)
-    clear = len(alike) and max(alike[0], len(lags) - 1 - alike[-1]) < _FEWEST_LAGS
+    clear = len(alike) and max(alike[0], len(lags) - 1 - alike[-1]) < FEWEST_SAMPLES
     return 0.0 if clear else None
 
 
@@ -371,7 +378,7 @@ def _equations(hop: Transfers, scale: float) -> list[tuple[float, float, float]]
     """Return what a hop tells: (clock difference plus wire, wire, give or take) in ns."""
     told = []
     fused = hop.where(hop.fused)
-    if len(fused) >= _FEWEST_EXCHANGES:
+    if len(fused) >= FEWEST_SAMPLES:
         ends = float(np.median(fused.receive_end_ns - fused.send_end_ns))
         told.append((ends, 0.0, float(_ENDS_AGREE_NS)))
     waited = hop.where(_waited(hop, scale))
@@ -505,7 +512,7 @@ def _counts_differ(counts: Counts, source: int, destination: int) -> bool:
     sent, received = (counts.get(end, {}) for end in ends)
     common = sent.keys() & received.keys()
     often = [{side[step] for step in common} for side in (sent, received)]
-    if len(common) < _FEWEST_STEPS or any(len(side) > 1 for side in often) or often[0] == often[1]:
+    if len(common) < FEWEST_STEPS or any(len(side) > 1 for side in often) or often[0] == often[1]:
         return False
     fewer = ends[min(sent.values()) > min(received.values())]
     most = set(max(sent.values(), received.values(), key=min))

@@ -22,6 +22,7 @@ import numpy as np
 
 from debubble.timeline.model import (
     I64,
+    MOST_IN_FLIGHT,
     UNKNOWN,
     Flags,
     Meetings,
@@ -32,9 +33,6 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.work import Work
 from debubble.trace.columns import Group, Operation, RankTrace
-
-# Captures of the ranks of one job begin within so many collectives of a group of each other.
-_MOST_SHIFT = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +171,7 @@ def meet_in_stages(timeline: Timeline, traces: Iterable[RankTrace]) -> Timeline:
 def _shift(reference: Attendance, other: Attendance) -> int:
     """Return which collective of the reference the first of another rank is."""
     best = (np.inf, 0)
-    for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
+    for shift in range(-MOST_IN_FLIGHT, MOST_IN_FLIGHT + 1):
         late, early = max(0, shift), max(0, -shift)
         count = min(len(reference.start_ns) - late, len(other.start_ns) - early)
         if count < 1:

@@ -157,6 +157,12 @@ UNKNOWN = -1
 NEVER_WAITED_NS = 2**62
 # Batches and messages have heavy tails, which a median hides: one in twenty takes longer than this.
 TAIL_PERCENT = 95
+# Of fewer samples nothing is concluded; of one step neither, which may be any step.
+FEWEST_SAMPLES, FEWEST_STEPS = 3, 2
+# No capture begins later than another, and no scheduler is ahead, by more batches or collectives.
+MOST_IN_FLIGHT = 64
+# What begins this soon after another thing ends was queued behind it, or waited for it.
+AT_ONCE_NS = 50_000
 
 
 class PassKind(IntEnum):

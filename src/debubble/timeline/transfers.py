@@ -21,6 +21,7 @@ import numpy as np
 from debubble.timeline.model import (
     I32,
     I64,
+    MOST_IN_FLIGHT,
     TAIL_PERCENT,
     UNKNOWN,
     PassKind,
@@ -35,8 +36,6 @@ from debubble.timeline.passes import Neighbours
 from debubble.timeline.work import Messages
 from debubble.units import NS_PER_S
 
-# More batches in flight than servers keep: vLLM as many as ranks or one more, SGLang about so.
-_MOST_SHIFT = 64
 # Ways that differ by less of a turn are the same; so many of them, such a share, and so many times
 # what any other pairing has, are no accident.
 _ALIKE_SHARE, _FEWEST_ALIKE, _MANY_ALIKE, _CLEARLY = 0.02, 4, 0.25, 1.5
@@ -273,7 +272,7 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
     waited = received.end_ns - received.start_ns > _WAITED_SHARE * turn
     alike: dict[int, int] = {}
     ways: dict[int, I64] = {}
-    for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
+    for shift in range(-MOST_IN_FLIGHT, MOST_IN_FLIGHT + 1):
         out, into = _overlap(len(sent), len(received), shift)
         size, tag = sent.message_bytes[out], sent.tag[out]
         others, tags = received.message_bytes[into], received.tag[into]

@@ -26,10 +26,9 @@ import numpy as np
 
 from debubble.timeline.chain import Chain
 from debubble.timeline.meetings import attend, crosses_stages
-from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
+from debubble.timeline.model import AT_ONCE_NS, I32, I64, UNKNOWN, Flags, PassKind
 from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord
-from debubble.timeline.work import AT_ONCE_NS
 from debubble.trace.columns import RankTrace
 
 _LABEL = re.compile(r"execute_context_(\d{1,7})\((\d{1,7})\)_generation_(\d{1,7})\((\d{1,7})\)")

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.timeline.model import (
+    AT_ONCE_NS,
     I32,
     I64,
     NEVER_WAITED_NS,
@@ -47,8 +48,6 @@ _WHOLE_DEVICE = re.compile(r"DeviceSynchronize")
 # A launch takes 5 to 30 us. Where a stage of five layers ran a hundred milliseconds behind its host
 # (torchtitan, recorded), launches took 300 to 1,400 us, the device's pace.
 _LONG_LAUNCH_NS = 200_000
-# A kernel that waits for another's end begins this soon after it.
-AT_ONCE_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
