@@ -36,7 +36,7 @@ from debubble.timeline.model import (
     union_of,
 )
 from debubble.timeline.turns import Turns
-from debubble.timeline.work import Work, names_like
+from debubble.timeline.work import Work, host_ranges, names_like, spans_of
 from debubble.trace.columns import RankTrace
 from debubble.units import NS_PER_S, counted
 
@@ -583,7 +583,4 @@ def _cut(rank: RankTimeline, begin: int, end: int) -> dict[str, int]:
 
 
 def _annotated(trace: RankTrace, pattern: re.Pattern[str]) -> Intervals:
-    annotations = trace.annotations
-    rows = names_like(trace, pattern)[annotations.name] & (annotations.stream < 0)
-    start = annotations.start_ns[rows]
-    return union_of(start, start + annotations.duration_ns[rows])
+    return spans_of(trace.annotations, host_ranges(trace, names_like(trace, pattern)))

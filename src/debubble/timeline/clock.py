@@ -36,7 +36,7 @@ tells why.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -223,18 +223,14 @@ def _jump_of(hop: Transfers) -> float | None:
 
 def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
     """Lay both sides of each transfer on one clock."""
-    sent = _offsets(clocks.offset_ns, transfers.source)
-    received = _offsets(clocks.offset_ns, transfers.destination)
+    offset_ns = {
+        "send": _offsets(clocks.offset_ns, transfers.source),
+        "receive": _offsets(clocks.offset_ns, transfers.destination),
+    }
+    moments = [column.name for column in fields(transfers) if column.name.endswith("_ns")]
     return replace(
         transfers,
-        send_start_ns=transfers.send_start_ns + sent,
-        send_end_ns=transfers.send_end_ns + sent,
-        receive_start_ns=transfers.receive_start_ns + received,
-        receive_end_ns=transfers.receive_end_ns + received,
-        send_issued_ns=transfers.send_issued_ns + sent,
-        receive_issued_ns=transfers.receive_issued_ns + received,
-        send_waited_ns=transfers.send_waited_ns + sent,
-        receive_waited_ns=transfers.receive_waited_ns + received,
+        **{name: getattr(transfers, name) + offset_ns[name.split("_")[0]] for name in moments},
     )
 
 

@@ -24,11 +24,12 @@ from debubble.timeline.model import (
     I64,
     MOST_IN_FLIGHT,
     UNKNOWN,
+    Columns,
     Flags,
     Meetings,
     Role,
     Timeline,
-    no_meetings,
+    join_columns,
     role_of,
 )
 from debubble.timeline.work import Work
@@ -36,7 +37,7 @@ from debubble.trace.columns import Group, Operation, RankTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attendance:
+class Attendance(Columns):
     """The collectives of one group as one rank saw them, in their order, on the common clock."""
 
     issued_ns: I64
@@ -44,10 +45,6 @@ class Attendance:
     start_ns: I64
     end_ns: I64
     size: I64
-
-    def shifted(self, offset_ns: int) -> Attendance:
-        """Return them on a clock that is ahead by so much."""
-        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
 def crosses_stages(group: Group, stages: Sequence[int]) -> bool:
@@ -87,7 +84,7 @@ def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
     """
     ranks = sorted(rank for rank, seen in members.items() if len(seen.start_ns))
     if not ranks:
-        return no_meetings()
+        return Meetings.no_rows()
     reference = max(ranks, key=lambda rank: len(members[rank].start_ns))
     shifts = {rank: _shift(members[reference], members[rank]) for rank in ranks}
     first = min(shifts.values())
@@ -120,14 +117,7 @@ def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
 
 def join_meetings(parts: Sequence[Meetings]) -> Meetings:
     """Put the collectives of several groups, or pipelines, together."""
-    kept = [part for part in parts if len(part)] or [no_meetings()]
-    joined = Meetings(
-        **{name: np.concatenate([getattr(p, name) for p in kept]) for name in _COLUMNS}
-    )
-    return joined.where(np.argsort(joined.start_ns, kind="stable"))
-
-
-_COLUMNS = tuple(Meetings.__dataclass_fields__)
+    return join_columns([Meetings.no_rows(), *parts], by="start_ns")
 
 
 def meet_in_stages(timeline: Timeline, traces: Iterable[RankTrace]) -> Timeline:

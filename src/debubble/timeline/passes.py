@@ -45,7 +45,7 @@ import numpy as np
 
 from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
 from debubble.timeline.schedules import Action, Order, Shape, candidate_orders, place_stages
-from debubble.timeline.work import Messages, Work
+from debubble.timeline.work import Messages, Work, host_ranges
 from debubble.trace.columns import RankTrace
 
 _SIMPLE = re.compile(r"^(Forward|Backward) (\d{1,6})$")
@@ -54,8 +54,8 @@ _OVERLAP = re.compile(r"^PP:\((.+);(.+)\)OVERLAP_F_B$")
 # What follows a backward pass and is not the end of a step follows nearly all of them; an optimizer
 # follows one in as many as a step has microbatches.
 _OFTEN = 0.6
-# So many kernels show how a forward pass begins, among at most so many times as many.
-_BEGINNING, _WITHIN = 32, 3
+# So many kernels show how a forward pass begins.
+_BEGINNING = 32
 # A forward pass that begins less alike is taken as it is.
 _ALIKE = 0.8
 
@@ -161,8 +161,7 @@ def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
     """
     labels = [parse_label(name) for name in trace.names]
     named = np.array([label is not None for label in labels] or [False])
-    annotations = trace.annotations
-    rows = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
+    annotations, rows = trace.annotations, host_ranges(trace, named)
     if not len(rows):
         return None
     nothing = (UNKNOWN, UNKNOWN, UNKNOWN)
@@ -330,7 +329,7 @@ def _begins_like(names: list[int], usual: tuple[int, ...]) -> int:
     likeness = []
     for begin in (place for place, name in enumerate(names) if name == usual[0]):
         alike, reach = 0, begin
-        for place, name in enumerate(names[begin : begin + _WITHIN * len(usual)], start=begin):
+        for place, name in enumerate(names[begin:], start=begin):
             if alike < len(usual) and name == usual[alike]:
                 alike, reach = alike + 1, place
         likeness.append((-alike, reach - begin, begin))

@@ -12,9 +12,8 @@ the first receive is of a later send, or of one from before the capture (`find_s
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -123,7 +122,7 @@ def match_transfers(
     of ranks only the order counts, and what the capture cut off at either end is no gap; `shifts`
     are those that are known.
     """
-    parts = [_no_transfers()]
+    parts = [Transfers.no_rows()]
     unmatched: list[UnmatchedMessages] = []
     pairs = {
         (rank, peer) if is_send else (peer, rank)
@@ -227,16 +226,6 @@ def _pair(
         send_waited_ns=sends.waited_ns[out],
         receive_waited_ns=receives.waited_ns[into],
     )
-
-
-def _no_transfers() -> Transfers:
-    narrow = ("source", "destination", "step", "send_queue", "receive_queue")
-    types = {"fused": np.bool_} | dict.fromkeys(narrow, np.int32)
-    columns: dict[str, Any] = {
-        column.name: np.zeros(0, dtype=types.get(column.name, np.int64))
-        for column in fields(Transfers)
-    }
-    return Transfers(**columns)
 
 
 def find_shifts(posted: Mapping[int, RankMessages], chains: Sequence[Sequence[int]]) -> Shifts:
