@@ -408,7 +408,11 @@ def _first_sets_pace(at_entry: Mapping[int, int], batches: _Batches) -> bool:
         left, freed = batches.gone.get(batch - count), batches.freed.get(batch - 1)
         if left is not None and freed is not None:
             waited.append(left > freed)
-    return len(waited) >= FEWEST_SAMPLES > sum(waited) or sum(waited) < len(waited) / 4
+    # With more and more in flight, the first stage runs ahead of the others.
+    counts = at_entry.values()
+    if len(waited) < FEWEST_SAMPLES or max(counts) - min(counts) >= FEWEST_SAMPLES:
+        return False
+    return sum(waited) < max(FEWEST_SAMPLES, len(waited) / 4)
 
 
 def _count_in_flight(
