@@ -14,8 +14,8 @@ from support.traces.recordings import H200
 
 from debubble.analysis import Analysis
 from debubble.errors import UsageError
+from debubble.measure.worth import Tariff, count_rates
 from debubble.report.answers.find import FindAnswer, answer_find
-from debubble.report.answers.ledger import Tariff, rates_of
 from debubble.report.find import find_page
 from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.units import show_bytes, show_price
@@ -186,13 +186,11 @@ def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():
     def counted(**device):
         told = tuple(replace(rank, **device) for rank in ranks)
         one = SimpleNamespace(ranks=told, absent=(7,))
-        run = SimpleNamespace(sidecars=(SimpleNamespace(power_w=300.0),))
-        return rates_of(SimpleNamespace(pipelines=[one], run=run), Tariff())
+        return count_rates([one], [SimpleNamespace(power_w=300.0)], Tariff())
 
     whole = counted(multiprocessors=132)
-    assert (whole.gpus, whole.watts) == (4, 300.0)  # with the one that has no trace
-    assert counted(device=("", -1)).gpus == 0
-    assert counted(device=("", -1)).worth_of(0.5) is None
+    assert (whole.gpus, whole.watts_per_gpu) == (4, 300.0)  # with the one that has no trace
+    assert counted(device=("", -1)) is None
 
 
 def test_what_a_microbatch_in_flight_takes_is_printed(data):

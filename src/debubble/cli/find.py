@@ -32,8 +32,8 @@ from debubble.units import parse_share, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
+    from debubble.measure.worth import Tariff
     from debubble.report.answers.find import FindAnswer
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.text import Page
 
 
@@ -169,7 +169,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
     from debubble.report.answers.find import answer_find
-    from debubble.report.answers.inspect import answer_no_pipeline, answer_ranks
+    from debubble.report.answers.inspect import answer_no_pipeline
     from debubble.report.find import find_page, no_pipeline_page
     from debubble.report.inspect import rank_table
     from debubble.timeline.fleet.survey import NoPipelineIn, Question
@@ -191,7 +191,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             raise
         found = answer_no_pipeline(why)
         following = "" if manners.quiet else RECORD
-        page = no_pipeline_page(found, rank_table(answer_ranks(why.run)), following)
+        page = no_pipeline_page(found, rank_table(why.run.summarised()), following)
         pictures.report_no_pipeline(page, words, quiet=manners.quiet)
         print_answer(page, found, manners)
         exit_strictly(found.warnings, manners)

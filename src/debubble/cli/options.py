@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from debubble.analysis import Analysis, Wires
+    from debubble.measure.worth import Tariff
     from debubble.report.answers.base import Answer, AnswerWarning
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.html.page import Report
     from debubble.report.text import Page
     from debubble.timeline.fleet.survey import Means, Question
@@ -135,7 +135,7 @@ def typed(options: Mapping[str, object]) -> str:
 
 
 def _read_tariff(*, price: str | None, power: str | None) -> Tariff:
-    from debubble.report.answers.ledger import Tariff
+    from debubble.measure.worth import Tariff
 
     amount, currency = (None, "") if price is None else parse_price(price)
     watts = None if power is None else parse_watts(power)

@@ -54,15 +54,14 @@ from debubble.units import (
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
+    from debubble.measure.worth import Tariff
     from debubble.plan.change import Hold
     from debubble.plan.kv_cache import Cache
     from debubble.plan.order_search import OrderSearch
-    from debubble.plan.plan import Plan
+    from debubble.plan.request import Tokens
     from debubble.report.answers.base import AnswerWarning
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.answers.plan import EmitPart, PlanAnswer
-    from debubble.report.answers.server_plan import ServerQuestion
+    from debubble.serving.question import ServerQuestion
 
 
 # An order of passes by itself, and what its file is called unless it is named.
@@ -181,6 +180,7 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
 def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     run: Analysis,
     question: ServerQuestion,
+    tariff: Tariff,
     framework: str | None,
     manners: Manners,
     words: str,
@@ -194,7 +194,7 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     from debubble.report.plan import server_plan_page
 
     with progress("planning", quiet=manners.quiet):
-        answer = answer_server_plan(run, question, framework)
+        answer = answer_server_plan(run, question, framework, tariff)
     following = f"debubble history add {words} --name NAME"
     if answer.recommended is not None:
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"
@@ -314,18 +314,13 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
     from debubble.plan.emit import EMITTERS
-    from debubble.report.answers.plan import (
-        ANY,
-        answer_plan,
-        predictions_of,
-        refuse_unknown_frameworks,
-    )
+    from debubble.plan.request import PlanRequest, Stated, check_frameworks
+    from debubble.report.answers.plan import answer_plan, predictions_of
     from debubble.report.html.plan import plan_report, planned_view
     from debubble.report.html.views import PipelineView
     from debubble.report.plan import plan_page
 
-    named = (planned_for, framework)
-    refuse_unknown_frameworks([name for name in named if name is not None and name != ANY])
+    check_frameworks(planned_for, framework)
     picture, order = place_for(html, force=force), _place_of_order(output, framework, force=force)
     refuse_same_place({"--html": html, "-o": str(order) if order else None})
     tokens.check(has_also=also is not None)
@@ -347,32 +342,36 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
     run, other = analyse_both(files, schedule, quiet=manners.quiet)
     if run.pipeline.kind == "stream":
         refuse_for_streams(_OF_STEPS)
-        asked = replace(server.asks(layers=split), tariff=tariff)
-        _plan_server(run, asked, framework, manners, shlex.join(traces), picture)
+        asked = server.asks(layers=split)
+        _plan_server(run, asked, tariff, framework, manners, shlex.join(traces), picture)
         return
     refuse_for_steps()
-    plans: list[Plan] = []
     with progress("planning", quiet=manners.quiet) as show:
-        answer = answer_plan(
-            run,
-            also=other,
-            tokens=tokens,
-            layers=split,
-            memory_limit_bytes=limit_bytes,
-            schedule=schedule,
-            communication=communication,
-            latency_ns=latency_ns,
+        request = PlanRequest(
+            stated=Stated(
+                tokens=tokens,
+                layers=split,
+                limit_bytes=limit_bytes,
+                schedule=schedule,
+                communication=communication,
+                latency_ns=latency_ns,
+            ),
             most_microbatches=max_microbatches,
             hold=hold,
             cache=cache,
+            planned_for=planned_for or framework,
+            search=None if looks is None else replace(looks, progress=show),
+        )
+        planned = run.plan(request, other)
+        answer = answer_plan(
+            run,
+            planned,
+            other,
             # Only programs read what every framework is to be told.
             frameworks=tuple(EMITTERS) if manners.as_json == "full" else (),
-            planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),
             tariff=tariff,
-            search=None if looks is None else replace(looks, progress=show),
-            on_plan=plans.append,
         )
     words = shlex.join(traces)
     following = _following(answer, words, typed(typed_flags(_DECIDING)))
@@ -389,7 +388,7 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
         full = replace(page, lines=written)
-        report = plan_report(answer, shown, planned_view(plans[0]), full, words)
+        report = plan_report(answer, shown, planned_view(planned.plan), full, words)
         write_html(report, picture, quiet=manners.quiet)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:

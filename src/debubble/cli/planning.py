@@ -13,8 +13,8 @@ from debubble.errors import UsageError
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.server_plan import ServerQuestion
+    from debubble.plan.request import Tokens
+    from debubble.serving.question import ServerQuestion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def token_options(asked: str) -> Decorator:
 def _make_tokens(
     *, tokens: str | None, tokens_measured: int | None, also_tokens: int | None
 ) -> Tokens:
-    from debubble.report.answers.change import Tokens
+    from debubble.plan.request import Tokens
 
     return Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
 
@@ -149,7 +149,7 @@ class ServerOptions:
         prompts: str | None = None,
     ) -> ServerQuestion:
         """Return what is asked."""
-        from debubble.report.answers.server_plan import ServerQuestion, read_stated_load
+        from debubble.serving.question import ServerQuestion, read_stated_load
 
         return ServerQuestion(
             load=None if self.load is None else read_stated_load(self.load),

@@ -49,8 +49,7 @@ from debubble.units import (
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.plan.change import Hold
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.simulate import Request
+    from debubble.plan.request import ChangeRequest, Tokens
     from debubble.simulate.hand_set import HandSetCosts
     from debubble.timeline.schedules import Order, Statement
 
@@ -73,12 +72,19 @@ class RunOptions:
     communication: str | None
     memory_limit: str | None
 
-    def read(self) -> Request:
+    def read(self) -> ChangeRequest:
         """Return what is asked for."""
-        from debubble.report.answers.simulate import Request
+        from debubble.plan.request import ChangeRequest, Stated
 
         limit = self.memory_limit
-        return Request(
+        return ChangeRequest(
+            stated=Stated(
+                tokens=self.tokens,
+                layers=parse_layers(self.layers),
+                limit_bytes=None if limit is None else float(parse_memory(limit)),
+                schedule=self.schedule_measured,
+                communication=self.communication,
+            ),
             microbatches=self.microbatches,
             hold=self.hold,
             schedule=self.schedule,
@@ -87,11 +93,6 @@ class RunOptions:
             overlap=None if self.overlap is None else self.overlap == "on",
             recompute=None if self.recompute is None else self.recompute == "on",
             hops=self.hops,
-            tokens=self.tokens,
-            layers=parse_layers(self.layers),
-            schedule_measured=self.schedule_measured,
-            communication=self.communication,
-            memory_limit_bytes=None if limit is None else float(parse_memory(limit)),
         )
 
 
@@ -134,7 +135,7 @@ def simulate_traces(
     files: Traces, said: RunOptions, server: ServerOptions, manners: Manners, *, draws: bool
 ) -> None:
     """Measure the run, change it, and say what it would take."""
-    from debubble.report.answers.simulate import answer_simulate, ask_run
+    from debubble.report.answers.simulate import answer_simulate
     from debubble.report.lanes import draw_lanes
     from debubble.report.simulate import simulate_page
 
@@ -148,8 +149,8 @@ def simulate_traces(
     said.tokens.check(has_also=files.also is not None)
     request = said.read()
     with progress("simulating", quiet=manners.quiet):
-        asked = ask_run(run, request, also)
-        answer = answer_simulate(run, request, also, asked)
+        asked = run.what_if(request, also)
+        answer = answer_simulate(run, asked, request, also)
     following = "" if manners.quiet else f"debubble plan {shlex.join(files.words)}"
     page = simulate_page(answer, following)
     if draws:

@@ -236,8 +236,8 @@ class RankShares:
     """What one rank did of the window, in the middle of all steps; None without a window."""
 
     rank: int
-    useful_fraction: float | None
     apparent_fraction: float | None
+    useful_fraction: float | None
     bubble_fraction: float | None
     busy_fraction: float | None
     """Of its own span, from its first to its last compute in the capture."""

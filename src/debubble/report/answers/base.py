@@ -48,6 +48,13 @@ def _whole_text(data: Any) -> Any:
     return [_whole_text(value) for value in data] if isinstance(data, list | tuple) else data
 
 
+def _with_lists(data: Any) -> Any:
+    """Return plain objects with lists for tuples, as JSON has them."""
+    if isinstance(data, dict):
+        return {name: _with_lists(value) for name, value in data.items()}
+    return [_with_lists(value) for value in data] if isinstance(data, list | tuple) else data
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A piece of an answer. Units stand in the names; what cannot be said is null."""
 
@@ -170,8 +177,8 @@ class Answer(Part, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as `--json` has it, as plain objects."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        plain: dict[str, Any] = _with_lists(msgspec.to_builtins(self))
+        return plain
 
     def to_json(self) -> str:
         """Return what `--json` prints."""
@@ -257,18 +264,15 @@ def nulls_of(answer: Any, above: str = "") -> Iterator[str]:
     """Yield the path of everything in an answer that is null, such as `hops[].bytes`."""
     if answer is None:
         yield above
-    elif isinstance(answer, msgspec.Struct):
-        for name in answer.__struct_fields__:
-            yield from nulls_of(getattr(answer, name), f"{above}.{name}" if above else name)
     elif isinstance(answer, Mapping):
         for name, value in answer.items():
-            yield from nulls_of(value, f"{above}.{name}")
-    elif isinstance(answer, list | tuple):
+            yield from nulls_of(value, f"{above}.{name}" if above else name)
+    elif isinstance(answer, list):
         for value in answer:
             yield from nulls_of(value, f"{above}[]")
 
 
-def explain_nulls(answer: Any, reasons: Mapping[str, str]) -> dict[str, str]:
+def explain_nulls(answer: Answer, reasons: Mapping[str, str]) -> dict[str, str]:
     """Return why each thing that is null is: of those that have a reason to be told."""
-    found = set(nulls_of(answer))
+    found = set(nulls_of(answer.to_dict()))
     return {path: reason for path, reason in reasons.items() if path in found}

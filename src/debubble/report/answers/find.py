@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
+from debubble.measure.worth import Rates, Tariff
 from debubble.report.answers.base import (
     Answer,
     AnswerWarning,
@@ -21,21 +22,18 @@ from debubble.report.answers.ledger import (
     AccountPart,
     BottleneckPart,
     NamedCause,
-    RatesPart,
     ReplayPart,
     SavingPart,
-    Tariff,
     answer_account,
     answer_bottleneck,
     answer_causes,
     answer_replay,
     answer_savings,
-    rates_of,
     worth_savings,
 )
 from debubble.report.answers.links import HopPart, hop_parts
 from debubble.report.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
-from debubble.report.answers.replicas import ReplicasPart, answer_replicas
+from debubble.report.answers.replicas import ReplicasPart, say_replicas
 from debubble.report.answers.serving import (
     HostPart,
     PhasePart,
@@ -50,10 +48,12 @@ from debubble.report.answers.serving import (
     answer_stream_replay,
     answer_stream_savings,
 )
-from debubble.timeline.figures import PipelineFigures
+from debubble.simulate.expected import Theory, theory_of_stream
+from debubble.timeline.figures import Deviation, PipelineFigures, RankShares
 from debubble.timeline.job import Basis, JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
+from debubble.timeline.steps import SkippedStep
 from debubble.units import NS_PER_S, counted, show_members, show_percent
 
 
@@ -73,16 +73,6 @@ class FrameworkPart(Part, frozen=True, kw_only=True):
     recomputes: bool
 
 
-class DeviationPart(Part, frozen=True, kw_only=True):
-    """Where a run first differs from the schedule that was stated."""
-
-    rank: int
-    step: int
-    place: int
-    found: str | None
-    expected: str | None
-
-
 class StatedPart(Part, frozen=True, kw_only=True):
     """The schedule as the user states it, and whether the run has it."""
 
@@ -91,14 +81,7 @@ class StatedPart(Part, frozen=True, kw_only=True):
     schedule: str
     chunks: int | None
     agrees: bool | None
-    deviation: DeviationPart | None
-
-
-class LeftOutPart(Part, frozen=True, kw_only=True):
-    """A step that no figure is made of."""
-
-    step: int
-    why: str
+    deviation: Deviation | None
 
 
 class RunPart(Part, frozen=True, kw_only=True):
@@ -124,7 +107,7 @@ class RunPart(Part, frozen=True, kw_only=True):
     partial: bool
     one_run: bool
     steps_inferred: bool
-    steps_left_out: list[LeftOutPart]
+    steps_left_out: list[SkippedStep]
 
 
 class NumbersPart(Part, frozen=True, kw_only=True):
@@ -158,23 +141,6 @@ class JobPart(Part, frozen=True, kw_only=True):
     overhead_fraction: float | None
 
 
-class TheoryPart(Part, frozen=True, kw_only=True):
-    """What theory gives: the formula, and the schedule with equal stages and free transfers."""
-
-    bubble_fraction: float | None
-    schedule_bubble_fraction: float | None
-
-
-class SharesPart(Part, frozen=True, kw_only=True):
-    """How a rank's time looks to a dashboard, and what it is."""
-
-    rank: int
-    apparent_fraction: float | None
-    useful_fraction: float | None
-    bubble_fraction: float | None
-    busy_fraction: float | None
-
-
 class UtilisationPart(Part, frozen=True, kw_only=True):
     """The same of all ranks."""
 
@@ -182,7 +148,7 @@ class UtilisationPart(Part, frozen=True, kw_only=True):
 
     apparent_fraction: float | None
     useful_fraction: float | None
-    ranks: list[SharesPart]
+    ranks: list[RankShares]
 
 
 class StreamPart(Part, frozen=True, kw_only=True):
@@ -286,7 +252,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     run: RunPart
     numbers: NumbersPart
     job: JobPart | None
-    theory: TheoryPart
+    theory: Theory
     longest_stage_bubble: float | None
     bubble_over_ideal: float | None
     utilisation: UtilisationPart
@@ -298,7 +264,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     ledger: AccountPart | None
     savings: list[SavingPart] | None
     more_microbatches: MoreMicrobatchesPart | None
-    rates: RatesPart | None
+    rates: Rates | None
     """What the worth of savings is counted by; null where no GPU is known."""
     replay: ReplayPart | None
     named: list[NamedCause]
@@ -329,18 +295,16 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
 
 def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     """Say what the bubble is, why, and whose it is; and what is saved is worth, by a tariff."""
-    rates = rates_of(analysis, tariff or Tariff())
+    rates = analysis.rates(tariff)
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
     stream = analysis.stream
-    replicas = answer_replicas(analysis.replicas) if analysis.replicas else None
+    replicas = analysis.replicas
     answer = FindAnswer(
         basis=analysis.basis.traced,
         run=_run_part(analysis),
         numbers=_numbers_part(analysis),
         job=_job_part(job),
-        theory=TheoryPart(
-            bubble_fraction=analysis.theory, schedule_bubble_fraction=analysis.theory_of_schedule
-        ),
+        theory=analysis.theory,
         longest_stage_bubble=pipeline.longest_stage_bubble,
         bubble_over_ideal=pipeline.bubble_over_ideal,
         utilisation=UtilisationPart.of(pipeline),
@@ -357,7 +321,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         more_microbatches=answer_more_microbatches(analysis.doubled_microbatches)
         if ledger
         else None,
-        rates=rates.as_part(),
+        rates=rates,
         replay=answer_replay(ledger)
         if ledger
         else answer_stream_replay(stream)
@@ -370,7 +334,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         hops=hop_parts(analysis),
         pipelines=[_pipeline_part(figures) for figures in analysis.pipelines],
         shown_pipeline=pipeline.pipeline,
-        replicas=replicas,
+        replicas=ReplicasPart.of(replicas, sentence=say_replicas(replicas)) if replicas else None,
         verdict=say_bubble(analysis),
         warnings=list_warnings(analysis.warnings),
     )
@@ -428,7 +392,7 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
     return StreamPart.of(
         stream,
         window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
-        bubble_fraction_of_equal_stages=analysis.theory_of_stream,
+        bubble_fraction_of_equal_stages=theory_of_stream(analysis.pipeline),
         turn_s=seconds(account.turn_ns) if account else None,
         phases=answer_phases(account) if account else [],
         phases_labelled=account.batches.labelled if account else None,
@@ -490,15 +454,16 @@ def say_bubble(analysis: Analysis) -> str:
     waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "
     if pipeline.kind == "stream":
         return _say_stream(f"{waits}time{_in_brackets(of)}", analysis)
-    if analysis.theory is not None:
+    theory = analysis.theory
+    if theory.bubble_fraction is not None:
         of.append(
             f"theory for {counted(len(pipeline.ranks) + len(pipeline.absent), 'rank')}, "
             f"{counted(pipeline.microbatches or 0, 'microbatch', 'microbatches')}: "
-            f"{show_percent(analysis.theory)}"
+            f"{show_percent(theory.bubble_fraction)}"
         )
-    elif analysis.theory_of_schedule is not None:
+    elif theory.schedule_bubble_fraction is not None:
         named = pipeline.stated.name if pipeline.stated else pipeline.schedule
-        alike = show_percent(analysis.theory_of_schedule)
+        alike = show_percent(theory.schedule_bubble_fraction)
         of.append(f"{named} with equal stages and free transfers: {alike}")
     sentence = f"{waits}batch{_in_brackets(of)}"
     if pipeline.apparent_fraction is not None and pipeline.useful_fraction is not None:
@@ -515,7 +480,7 @@ def _in_brackets(words: list[str]) -> str:
 
 def _say_stream(waits: str, analysis: Analysis) -> str:
     """Say how many batches were in flight, and what that alone would cost."""
-    stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
+    stream, expected = analysis.pipeline.stream, theory_of_stream(analysis.pipeline)
     if analysis.pipeline.absent:  # what is in flight in stages without a trace does not show
         return f"{waits}."
     if stream is not None and stream.first_sets_pace:

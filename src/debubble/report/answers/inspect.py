@@ -10,6 +10,7 @@ import msgspec
 from debubble.errors import Code, as_gap
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.timeline.fleet.survey import NoPipelineIn
+from debubble.trace.columns import RankSummary
 from debubble.trace.optable import Op, OpTable
 from debubble.trace.run import Run
 from debubble.units import NS_PER_S, counted, show_ranks, show_share
@@ -24,28 +25,6 @@ class CapturePart(Part, frozen=True, kw_only=True):
 
     name: str
     files: list[str]
-
-
-class RankPart(Part, frozen=True, kw_only=True):
-    """What one rank's trace holds."""
-
-    rank: int
-    file: str
-    format: str
-    device: str
-    steps: list[int]
-    events: int
-    kernels: int
-    communication_kernels: int
-    unjoined_kernels: int
-    span_s: float | None
-    busy_fraction: float | None
-    sends: int
-    receives: int
-    collectives: int
-    sent_bytes: int | None
-    peers: list[int]
-    peak_memory_bytes: int | None
 
 
 class OperationPart(Part, frozen=True, kw_only=True):
@@ -88,7 +67,7 @@ class InspectAnswer(Answer, frozen=True, kw_only=True):
     captures: list[CapturePart]
     world_size: int | None
     missing_ranks: list[int]
-    ranks: list[RankPart]
+    ranks: tuple[RankSummary, ...]
     op_tables: list[OpTablePart]
     left_alone: list[str]
     lacks: list[LackPart]
@@ -103,7 +82,7 @@ class InspectAnswer(Answer, frozen=True, kw_only=True):
 
 def answer_inspect(run: Run) -> InspectAnswer:
     """Say what a run holds."""
-    ranks = answer_ranks(run)
+    ranks = run.summarised()
     lacks = _lacks(run, ranks)
     return InspectAnswer(
         capture=run.found.capture.name,
@@ -123,7 +102,7 @@ _SHAPES = "record_shapes=True"
 _OF_PIPELINES = ("find", "links", "plan", "simulate", "compare")
 
 
-def _lacks(run: Run, ranks: list[RankPart]) -> list[LackPart]:
+def _lacks(run: Run, ranks: tuple[RankSummary, ...]) -> list[LackPart]:
     """Say what traces of ranks lack, verb by verb; op tables say it by their columns."""
     if not ranks or run.tables:
         return []
@@ -157,11 +136,6 @@ def _lacks(run: Run, ranks: list[RankPart]) -> list[LackPart]:
     return lacks
 
 
-def answer_ranks(run: Run) -> list[RankPart]:
-    """Return what each rank's trace holds."""
-    return [RankPart.of(rank) for rank in run.summarised()]
-
-
 def _op_table(table: OpTable) -> OpTablePart:
     names = []
     for number, name in enumerate(table.names):
@@ -187,7 +161,7 @@ def _op_table(table: OpTable) -> OpTablePart:
     )
 
 
-def _say_run(run: Run, ranks: list[RankPart], lacks: list[LackPart]) -> str:
+def _say_run(run: Run, ranks: tuple[RankSummary, ...], lacks: list[LackPart]) -> str:
     parts = []
     if ranks:
         world = f" of {run.world_size}" if run.world_size else ""
