@@ -187,7 +187,7 @@ def test_torch_is_told_of_the_file_and_of_stages_that_keep_less(baseline):
 @pytest.mark.slow
 def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(tmp_path):
     recorded = REPOSITORY / "tests" / "data" / "frameworks" / "mg_2321"
-    flags = "--search-rounds 1 --json --quiet"
+    flags = "--search 1 --json --quiet"
     answer = json.loads(type_command(f"debubble plan {recorded} {flags}", tmp_path).text)
     (refused,) = (one for one in answer["refused"] if one["lever"] == "order")
     assert refused["reason"] == "megatron takes no order of passes; --for any looks for one"
@@ -200,7 +200,7 @@ def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(t
 
 @pytest.mark.slow
 def test_what_plan_finds_simulate_prices_alike_from_its_file(tmp_path):
-    flags = "--memory-limit 4.7GiB --search-rounds 2 --emit torch -o order.csv --json --quiet"
+    flags = "--memory-limit 4.7GiB --search 2 --emit torch -o order.csv --json --quiet"
     answer = type_command(f"debubble plan {RECORDED} {flags}", tmp_path)
     assert answer.code == 0, answer.text
     found = json.loads(answer.text)

@@ -45,7 +45,8 @@ from debubble.measure.statistics import (
     samples_needed,
     spread_of,
 )
-from debubble.timeline.job import FEWEST_STEPS, Basis
+from debubble.timeline.job import Basis
+from debubble.timeline.model import FEWEST_STEPS
 from debubble.units import counted
 
 _Sample = TypeVar("_Sample")

@@ -27,8 +27,6 @@ class Tariff:
     price: float | None = None
     """Of a device for an hour."""
     currency: str = ""
-    watts: float | None = None
-    """That a device draws while the job runs."""
 
 
 class Worth(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +45,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     watts_per_gpu: float | None
     watts_measured: bool
-    """By the job itself, beside its traces; else as stated."""
+    """By the job itself, beside its traces."""
 
     def worth_of(self, share: float) -> Worth:
         """Return what a share of all time is worth."""
@@ -75,11 +73,10 @@ def count_rates(
         return None
     absent = sum(len(pipeline.absent) for pipeline in pipelines)
     drawn = [side.power_w for side in sidecars if side.power_w is not None]
-    watts = tariff.watts if tariff.watts is not None else fmean(drawn) if drawn else None
     return Rates(
         gpus=-(-(len(on_gpu) + absent) // ranks_a_device(on_gpu)),
         price_per_gpu_hour=tariff.price,
         currency=tariff.currency,
-        watts_per_gpu=watts,
-        watts_measured=tariff.watts is None and watts is not None,
+        watts_per_gpu=fmean(drawn) if drawn else None,
+        watts_measured=bool(drawn),
     )

@@ -53,8 +53,6 @@ class Tokens:
         scale, is_count = self._read()
         if is_count:
             measured = self.of_run(baseline)
-            if measured is None and self.also is not None:
-                raise UsageError("--also-tokens is about --also", hint="add --tokens-measured N")
             if measured is None:
                 raise UsageError(
                     "how many tokens a microbatch has as it is cannot be told",
@@ -68,7 +66,7 @@ class Tokens:
         """Refuse what is no number, too far away, or of no other run, before anything long."""
         if self.also is not None and not has_also:
             raise UsageError(
-                "--also-tokens is about --also, and no other run is named", hint="add --also TRACES"
+                "--tokens-measured names two runs, and there is one", hint="add --also TRACES"
             )
         if self.asked is None:
             return

@@ -27,7 +27,8 @@ from debubble.plan.option import Option
 from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan, make_plan
 from debubble.plan.request import Stated
-from debubble.timeline.job import FEWEST_STEPS, Basis
+from debubble.timeline.job import Basis
+from debubble.timeline.model import FEWEST_STEPS
 from debubble.timeline.schedules import format_order
 from debubble.units import NS_PER_S, write_file
 

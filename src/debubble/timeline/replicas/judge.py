@@ -19,7 +19,7 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures, worst_of
-from debubble.timeline.model import F64, RankCollectives
+from debubble.timeline.model import F64, FEWEST_SAMPLES, FEWEST_STEPS, RankCollectives
 from debubble.timeline.replicas.cells import (
     Arrivals,
     Cells,
@@ -41,9 +41,7 @@ _LEAST_LEAD = 0.01
 _OFTEN = 0.75
 # How often equal replicas may be told apart, over both questions: tests/timeline counts.
 ERROR = 0.005
-FEWEST_STEPS = 2
 # Of two steps that both had a spike, Student's test of 16 replicas named one in 50 runs of equals.
-_FEWEST_FOR_STUDENT = 3
 # Beyond so many degrees of freedom Student's distribution no longer moves.
 _MOST_FREEDOM = 400
 
@@ -329,7 +327,7 @@ def chance_of_last(times: int, steps: int, replicas: int) -> float:
 
 def _chance_of_lead(late_ns: F64, replica: int) -> float:
     steps, replicas = late_ns.shape
-    if steps < _FEWEST_FOR_STUDENT:
+    if steps < FEWEST_SAMPLES:
         return 1.0
     off = late_ns - np.nanmean(late_ns, axis=0)
     freedom = (steps - 1) * (replicas - 1)
