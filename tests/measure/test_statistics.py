@@ -75,7 +75,7 @@ def test_a_median_has_an_interval_that_holds_it_and_repeats():
     samples = [10.0, 11.0, 12.0, 13.0, 30.0]
     found = spread_of(samples)
     assert found.median == 12.0
-    assert 10.0 <= found.low <= 12.0 <= found.high <= 30.0
+    assert 10.0 <= found.ci[0] <= 12.0 <= found.ci[1] <= 30.0
     assert found == spread_of(samples)
 
 

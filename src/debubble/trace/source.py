@@ -207,7 +207,7 @@ class Source:
         if grown and self.inflated_bytes > RATIO_APPLIES_FROM_BYTES:
             raise TraceTooLarge(
                 f"inflates more than {self.limits.ratio:.0f} times: a gzip bomb, not a trace",
-                hint="if the file is what you think it is, raise --max-ratio",
+                hint="if the file is what you think it is, say how large with --max-inflated",
                 file=self.file,
             )
 

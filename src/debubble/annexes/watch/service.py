@@ -214,7 +214,7 @@ class Service:
         """Look for captures until stopped; a folder that is away for a while is said once."""
         problem = ""
         while not self._stopping.is_set():
-            previous, ready = problem, ()
+            previous, ready = problem, tuple[ReadyCapture, ...]()
             try:
                 async with self._under_capture[source.name]:
                     known = await self._in_thread(self.journal.known_keys, source.name)

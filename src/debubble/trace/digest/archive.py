@@ -167,7 +167,7 @@ def _check_size(inflated: int, packed: int, file: str, limits: Limits) -> None:
     if inflated > max(RATIO_APPLIES_FROM_BYTES, limits.ratio * packed):
         raise TraceTooLarge(
             f"inflates more than {limits.ratio:.0f} times: a zip bomb, not a digest",
-            hint="if the file is what you think it is, raise --max-ratio",
+            hint="if the file is what you think it is, say how large with --max-inflated",
             file=file,
         )
 
