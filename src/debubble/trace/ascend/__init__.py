@@ -285,7 +285,6 @@ FORMAT = Format(
     a_file="a trace of Ascend",
     position=3,
     in_names=("trace_view",),
-    sign=(_XPLANE, _MARKS),
     recognise=recognise,
     read=read,
 )
