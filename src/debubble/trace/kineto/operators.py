@@ -13,30 +13,25 @@ apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from debubble.trace.columns import I32, I64, UNKNOWN, Group, Header, Operation, Operators, build
+from debubble.trace.columns import (
+    I32,
+    I64,
+    UNKNOWN,
+    Group,
+    Header,
+    Interner,
+    Operation,
+    Operators,
+    build,
+)
 from debubble.trace.communication import classify_operation, element_bytes
 from debubble.trace.kineto.events import OperatorArgs
-
-Name = TypeVar("Name", bound=Hashable)
-
-
-class Interner(dict[Name, int]):
-    """`interner[name]` is the name's number; new names get the next one."""
-
-    def __missing__(self, name: Name) -> int:
-        number = self[name] = len(self)
-        return number
-
-    def all(self) -> tuple[Name, ...]:
-        """Return all names, by number."""
-        return tuple(self)
-
 
 _DETAIL = "record_param_comms"
 _BRACKET = "nccl:coalesced"

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.trace.columns import Interner
 from debubble.trace.kineto.events import (
     AnyKind,
     ArgsDecoder,
@@ -25,7 +26,6 @@ from debubble.trace.kineto.events import (
     MetadataArgs,
     OperatorArgs,
 )
-from debubble.trace.kineto.operators import Interner
 
 Call = TypeVar("Call", bound=AnyKind | LaunchEvent)
 
