@@ -137,14 +137,18 @@ def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     wrong: list[str] = []
     fields_of = partial(_take_fields, data, wrong)
     hints = get_type_hints(Sidecar, include_extras=True)
-    known = {}
+    known: dict[str, Any] = {}
     for section, names in _SECTIONS.items():
         known |= fields_of(section, {name: hints[name] for name in names})
     steps = fields_of("steps", get_type_hints(StepTimes, include_extras=True))
     power = fields_of("power", {"draw_w": hints["power_w"]})
-    words = {name: fields_of(name, None) for name in ("environment", "tags")}
     sidecar = Sidecar(
-        file=file, steps=StepTimes(**steps), power_w=power.get("draw_w"), **known, **words
+        file=file,
+        steps=StepTimes(**steps),
+        power_w=power.get("draw_w"),
+        **known,
+        environment=fields_of("environment", None),
+        tags=fields_of("tags", None),
     )
     if not wrong:
         return sidecar, None

@@ -237,9 +237,7 @@ def _pack_table(table: object, name: str) -> NDArray[np.uint8]:
     return np.ascontiguousarray(by_row.transpose(0, 2, 1))
 
 
-def _unpack_table(
-    content: Content, names: Sequence[str], table: str, file: str
-) -> dict[str, NDArray[np.integer[Any]]]:
+def _unpack_table(content: Content, names: Sequence[str], table: str, file: str) -> dict[str, Any]:
     """Return the columns of a table; what a digest lacks is left out, and so not known.
 
     Columns that a later debubble added are passed over.
@@ -284,28 +282,29 @@ def _unpack(data: bytes, file: str, limits: Limits) -> tuple[RankTrace | OpTable
         description = msgspec.convert(json.loads(content.description), _Description)
     except (ValueError, RecursionError) as error:
         raise damaged(file, str(error)) from error
-    kept = {name: getattr(description, name) for name in description.__struct_fields__}
-    columns_of, sidecar = kept.pop("columns"), kept.pop("sidecar")
     names = [_OPERATIONS] if content.head.table else list(_TABLES)
-    tables = {name: _unpack_table(content, columns_of.get(name, ()), name, file) for name in names}
+    tables = {
+        name: _unpack_table(content, description.columns.get(name, ()), name, file)
+        for name in names
+    }
     if description.events < 0 or description.inflated_bytes < 0:
         raise damaged(file, "it has a negative size")
-    shared = {field.name for field in fields(OpTable if content.head.table else RankTrace)}
-    kept = {name: value for name, value in kept.items() if name in shared}
+    kind = OpTable if content.head.table else RankTrace
+    shared = {field.name for field in fields(kind)}.intersection(_Description.__struct_fields__)
+    kept: dict[str, Any] = {name: getattr(description, name) for name in shared}
     if content.head.table:
-        columns = tables[_OPERATIONS]
-        _check_operations(columns, description, file)
-        return OpTable(file=content.head.file, **kept, **columns), None
+        _check_operations(tables[_OPERATIONS], description, file)
+        return OpTable(file=content.head.file, **kept, **tables[_OPERATIONS]), None
     for name, columns in tables.items():
         if "start_ns" not in columns:
             raise damaged(file, f"its {name} have no starts")
-    made = {
-        name: build(kind, len(tables[name]["start_ns"]), **tables[name])
-        for name, kind in _TABLES.items()
+    made: dict[str, Any] = {
+        name: build(table, len(tables[name]["start_ns"]), **tables[name])
+        for name, table in _TABLES.items()
     }
     trace = RankTrace(file=content.head.file, rank=content.head.rank, **kept, **made)
     _check_trace(trace, file)
-    return trace, sidecar
+    return trace, description.sidecar
 
 
 def keep_digests(file: str, reading: Reading, place: DigestPlace) -> tuple[Gap, ...]:

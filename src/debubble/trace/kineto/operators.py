@@ -13,7 +13,6 @@ apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -281,16 +280,3 @@ def check_ranks(ranks: object) -> tuple[int, ...]:
     ):
         return ()
     return tuple(ranks)
-
-
-def parse_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
-    """Read the process groups of `distributedInfo`."""
-    config = info.get("pg_config")
-    groups = []
-    for entry in config if isinstance(config, list) else ():
-        if isinstance(entry, dict):
-            name = entry.get("pg_name", entry.get("pg_id", ""))
-            description = entry.get("pg_desc", "")
-            ranks = check_ranks(entry.get("ranks", []))
-            groups.append(Group(name=str(name), description=str(description), ranks=ranks))
-    return tuple(groups)

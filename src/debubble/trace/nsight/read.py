@@ -252,8 +252,13 @@ def _read_calls(export: Export, names: Interner[str]) -> Rows:
     start, end, thread, correlation, name = export.integers(
         CALLS, "start", "end", "globalTid", "correlationId", "nameId"
     )
-    name = _look_up(export, names, name)
-    return {"start": start, "end": end, "thread": thread, "correlation": correlation, "name": name}
+    return {
+        "start": start,
+        "end": end,
+        "thread": thread,
+        "correlation": correlation,
+        "name": _look_up(export, names, name),
+    }
 
 
 def _read_ranges(export: Export, names: Interner[str]) -> Rows:
