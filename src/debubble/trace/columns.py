@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
+from debubble.units import NS_PER_S
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -303,8 +305,7 @@ _COMMUNICATION_PREFIX = "c10d::"
 STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's trace holds."""
 
     rank: int
@@ -317,7 +318,7 @@ class RankSummary:
     communication_kernels: int
     unjoined_kernels: int
     """Kernels whose launch is not in the trace: they cannot be given to a step."""
-    span_ns: int | None
+    span_s: float | None
     busy_fraction: float | None
     sends: int
     receives: int
@@ -331,7 +332,7 @@ class RankSummary:
 def summarise(trace: RankTrace) -> RankSummary:
     """Count what is in a trace."""
     span = device_span(trace)
-    span_ns = None if span is None else span[1] - span[0]
+    span_ns = 0 if span is None else span[1] - span[0]
     starts, ends = busy_intervals(trace)
     operators = trace.operators
     sent = operators.message_bytes[operators.operation == Operation.SEND]
@@ -345,7 +346,7 @@ def summarise(trace: RankTrace) -> RankSummary:
         kernels=len(trace.kernels),
         communication_kernels=int(trace.kernels.communication.sum()),
         unjoined_kernels=int((trace.kernels.launch < 0).sum()),
-        span_ns=span_ns,
+        span_s=None if span is None else span_ns / NS_PER_S,
         busy_fraction=None
         if device_unread(trace) or not span_ns
         else int((ends - starts).sum()) / span_ns,

@@ -419,7 +419,7 @@ def _settle_ranks(
                     else "no rank: neither distributedInfo nor the file name tells it",
                     hint='start vLLM with "ignore_frontend": true in --profiler-config'
                     if front_end
-                    else "rename it to rank<N>.json.gz, or give it alone with --rank N",
+                    else "rename it to rank<N>.json.gz",
                     file=trace.file,
                 )
             )

@@ -86,7 +86,7 @@ class Limits:
         if inflated > max(RATIO_APPLIES_FROM_BYTES, self.ratio * packed):
             raise TraceTooLarge(
                 f"inflates more than {self.ratio:.0f} times: a gzip bomb, not a trace",
-                hint="if the file is what you think it is, raise --max-ratio",
+                hint="if the file is what you think it is, say how large with --max-inflated",
                 file=file,
             )
 
