@@ -47,7 +47,7 @@ def test_where_batches_differ_throughput_decides():
     larger = sampled(tuple(1.5 * latency for latency in SAME), microbatches=16)
     found = compare(sampled(SAME), larger)
     assert found.decided_by == "throughput"
-    assert found.delta("batch_latency").direction is Direction.WORSE
+    assert found.deltas["batch_latency"].direction is Direction.WORSE
     assert found.verdict is Verdict.BETTER
     assert found.deciding.change == pytest.approx(1 / 3)
 
@@ -61,7 +61,7 @@ def test_more_but_smaller_microbatches_are_the_same_batch():
     finer = sampled(QUICKER, microbatches=16, message_bytes=512)
     found = compare(sampled(SAME), finer)
     assert found.decided_by == "batch_latency"
-    assert found.delta("throughput").change == pytest.approx(1 / 0.85 - 1)
+    assert found.deltas["throughput"].change == pytest.approx(1 / 0.85 - 1)
 
 
 def test_a_target_batch_that_a_side_does_not_have_forbids_the_verdict():
@@ -119,7 +119,7 @@ def test_other_versions_are_listed_but_do_not_forbid():
     other = Environment(devices=("NVIDIA H200",), versions=(("nccl", "2.30"),), with_stack=True)
     found = compare(sampled(SAME), sampled(QUICKER, environment=other))
     assert found.verdict is Verdict.BETTER
-    listed = [(differs.name, differs.before, differs.after) for differs in found.environment]
+    listed = [(differs.what, differs.before, differs.after) for differs in found.environment]
     assert listed == [("with_stack", "not known", "True"), ("nccl", "2.28.9", "2.30")]
 
 
@@ -151,7 +151,7 @@ def test_context_lengths_are_matched_where_sides_share_some():
     longer = sampled([4.1 * one for one in SAME], context=2048)
     found = compare(join_measurements([short, long, longer]), sampled(SAME, context=512))
     assert found.verdict is Verdict.NO_CLEAR_CHANGE
-    assert found.deciding.before.count == found.deciding.after.count == len(SAME)
+    assert found.deciding.before.n == found.deciding.after.n == len(SAME)
     assert "context lengths matched: 12 steps before and 0 steps after" in found.notes[0]
 
 
@@ -167,18 +167,18 @@ def timed(batches, step_s=1.25):
 def test_all_that_is_compared_is_unprofiled_where_both_sides_timed_some():
     found = compare(timed(SAME), timed(QUICKER))
     assert found.bases == ("unprofiled", "unprofiled")
-    assert found.delta("throughput").change == pytest.approx(1 / 0.85 - 1)
-    assert found.delta("batch_latency").change == pytest.approx(-0.15)
-    assert found.delta("step_time").after.median == pytest.approx(
-        1.25 * found.delta("batch_latency").after.median
+    assert found.deltas["throughput"].change == pytest.approx(1 / 0.85 - 1)
+    assert found.deltas["batch_latency"].change == pytest.approx(-0.15)
+    assert found.deltas["step_time"].after.median == pytest.approx(
+        1.25 * found.deltas["batch_latency"].after.median
     )
-    assert found.delta("profiled_batch_latency").change == 0.0
+    assert found.deltas["profiled_batch_latency"].change == 0.0
 
 
 def test_where_one_side_timed_none_both_are_profiled_and_that_is_said():
     found = compare(timed(QUICKER), sampled(SAME))
     assert found.bases == ("profiled", "profiled")
-    assert found.delta("batch_latency").change == 0.0
+    assert found.deltas["batch_latency"].change == 0.0
     assert "only before has unprofiled times: both sides are profiled" in found.notes
 
 
@@ -208,7 +208,7 @@ def test_an_even_split_is_told_from_an_uneven_one(recorded_data):
         measured(recorded_data / "1f1b_m8_split3337"), measured(recorded_data / "1f1b_m8")
     )
     assert (found.verdict, found.confidence) == (Verdict.BETTER, Confidence.INDICATIVE)
-    assert found.setting[0].name == "split"
+    assert found.setting[0].what == "split"
     assert -0.26 < found.deciding.change < -0.15
 
 
@@ -269,4 +269,4 @@ def test_times_of_two_kinds_are_compared_by_how_far_they_moved_not_by_where_thei
     found = compare(sampled(before), sampled([0.8 * latency for latency in before]))
     assert found.verdict is Verdict.BETTER
     assert found.deciding.change == pytest.approx(-0.2, abs=0.01)
-    assert -0.3 < found.deciding.low < found.deciding.high < -0.1
+    assert -0.3 < found.deciding.ci[0] < found.deciding.ci[1] < -0.1

@@ -147,11 +147,11 @@ def test_more_tokens_a_second_are_better_and_every_number_has_its_way():
     found = compared(vllm(), vllm(ttft=0.1, tpot=0.006))
     assert (found.verdict, found.decided_by) == (Verdict.BETTER, "throughput")
     # Four clients, 48 tokens in 0.57 s before and in 0.382 s after.
-    assert found.delta("throughput").before.median == pytest.approx(4 * 48 / 0.57)
-    assert found.delta("throughput").change == pytest.approx(0.57 / 0.382 - 1)
-    assert found.delta("tpot").change == pytest.approx(-0.4)
-    assert found.delta("tpot").direction is Direction.BETTER
-    assert found.delta("ttft").direction is Direction.UNCLEAR
+    assert found.deltas["throughput"].before.median == pytest.approx(4 * 48 / 0.57)
+    assert found.deltas["throughput"].change == pytest.approx(0.57 / 0.382 - 1)
+    assert found.deltas["tpot"].change == pytest.approx(-0.4)
+    assert found.deltas["tpot"].direction is Direction.BETTER
+    assert found.deltas["ttft"].direction is Direction.UNCLEAR
     assert found.reasons == ()
     assert found.throughput_unit == "tokens"
 

@@ -78,12 +78,12 @@ def test_a_median_has_an_interval_that_holds_it_and_repeats():
     samples = [10.0, 11.0, 12.0, 13.0, 30.0]
     found = spread_of(samples)
     assert found.median == 12.0
-    assert 10.0 <= found.low <= 12.0 <= found.high <= 30.0
+    assert 10.0 <= found.ci[0] <= 12.0 <= found.ci[1] <= 30.0
     assert found == spread_of(samples)
 
 
 def test_one_sample_has_no_interval_and_none_has_no_median():
-    assert spread_of([3.0]).low is None
+    assert spread_of([3.0]).ci is None
     assert spread_of([]) is None
     assert ratio_interval([3.0], [4.0, 5.0]) is None
 

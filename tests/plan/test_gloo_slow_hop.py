@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import debubble
 from debubble import api
 from debubble.annexes.demo.workload import LOOPBACK, RunFiles, Workload, encode_workload
 from debubble.report.answers.find import answer_find
-from debubble.report.answers.plan import answer_plan
 
 SOURCE = Path(__file__).parents[1] / "support" / "services" / "paced_socket.c"
 # 128 KiB a message: each takes 20 ms of its hop.
@@ -73,7 +73,7 @@ def test_a_run_with_a_slow_hop_is_simulated_and_its_repair_has_one_price(
     analysis = run_paced(workload, (1, 2), library, tmp_path)
     assert [hop.hop for hop in analysis.links.slow] == [(1, 2)]
     assert abs(analysis.baseline().misfit) < 0.05
-    plan = answer_plan(analysis)
+    plan = debubble.plan(analysis)
     repair = next(option for option in plan.options if option.lever == "link")
     found = next(hop for hop in answer_find(analysis).hops if hop.verdict == "slow")
     saved_s = plan.baseline.numbers.batch_latency_s - repair.numbers.batch_latency_s

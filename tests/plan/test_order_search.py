@@ -18,7 +18,8 @@ from debubble.plan.lever import Refusal
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.plan.order_search import OrderSearch, check_search, find_order, pipeline_of
 from debubble.plan.orders.messages import window_of
-from debubble.report.answers.change import Tokens, describe, describe_refused, start_from
+from debubble.plan.request import Stated
+from debubble.report.answers.change import describe, describe_refused
 from debubble.timeline.schedules import check_order, order_of, parse_order
 from debubble.units import NS_PER_S
 
@@ -28,14 +29,7 @@ THREE = ((0,), (1,), (2,))
 
 
 def baseline_of(limit_bytes=None):
-    return start_from(
-        analyse_recording(RECORDED),
-        None,
-        tokens=Tokens(),
-        layers=None,
-        limit_bytes=limit_bytes,
-        schedule=None,
-    )
+    return analyse_recording(RECORDED).baseline(Stated(limit_bytes=limit_bytes))
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +161,7 @@ def test_offloading_takes_the_time_of_its_copies_and_frees_memory(baseline):
 def test_forward_passes_alone_have_nothing_to_be_ordered():
     forward = REPOSITORY / "tests" / "data" / "h200" / "fwd_closed_m4"
     run = analyse_recording(forward)
-    base = start_from(run, None, tokens=Tokens(), layers=None, limit_bytes=None, schedule=None)
+    base = run.baseline()
     with pytest.raises(UsageError, match="forward passes alone have one order"):
         check_search(OrderSearch(rounds=1), base)
 
@@ -193,7 +187,7 @@ def test_torch_is_told_of_the_file_and_of_stages_that_keep_less(baseline):
 @pytest.mark.slow
 def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(tmp_path):
     recorded = REPOSITORY / "tests" / "data" / "frameworks" / "mg_2321"
-    flags = "--search-rounds 1 --json --quiet"
+    flags = "--search 1 --json --quiet"
     answer = json.loads(type_command(f"debubble plan {recorded} {flags}", tmp_path).text)
     (refused,) = (one for one in answer["refused"] if one["lever"] == "order")
     assert refused["reason"] == "megatron takes no order of passes; --for any looks for one"
@@ -206,7 +200,7 @@ def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(t
 
 @pytest.mark.slow
 def test_what_plan_finds_simulate_prices_alike_from_its_file(tmp_path):
-    flags = "--memory-limit 4.7GiB --search-rounds 2 --emit torch -o order.csv --json --quiet"
+    flags = "--memory-limit 4.7GiB --search 2 --emit torch -o order.csv --json --quiet"
     answer = type_command(f"debubble plan {RECORDED} {flags}", tmp_path)
     assert answer.code == 0, answer.text
     found = json.loads(answer.text)

@@ -257,7 +257,7 @@ def test_tables_of_both_sizes_lead_on_to_a_plan(tmp_path):
         ("--links a.json --bandwidth 1GB/s", "both say what the wire does"),
         ("--bandwidth 1GB/s --stages none", "is no number of ranks"),
         ("--bandwidth 1GB/s --tokens 64,128", "comes too late"),
-        ("--bandwidth 1GB/s --width 64", "are of a transformer"),
+        ("--bandwidth 1GB/s --latency 20", "is no time"),
         ("--links nowhere.json", "is no hop test"),
     ],
 )

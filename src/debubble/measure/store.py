@@ -148,7 +148,7 @@ class Store:
         if damaged:
             raise StoreError(
                 damaged[0].message,
-                hint="debubble history list shows the others; history prune drops the oldest",
+                hint="debubble history shows the others; history prune drops the oldest",
                 file=self.url,
             )
         return found
@@ -207,9 +207,7 @@ class Store:
         """Return the records of a name; there is at least one."""
         found = self.records(name)
         if not found:
-            raise RunNotFound(
-                f"nothing in the history is called {name!r}", hint="debubble history list"
-            )
+            raise RunNotFound(f"nothing in the history is called {name!r}", hint="debubble history")
         return found
 
     def tag(self, name: str, tags: Mapping[str, str]) -> int:

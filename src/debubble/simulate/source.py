@@ -309,7 +309,7 @@ def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
         if stated is None:
             raise UsageError(
                 "messages do not tell how many tokens the runs had",
-                hint="say it with --tokens-measured and --also-tokens",
+                hint="say it with --tokens-measured N,N",
             )
         return stated
     seen = sizes[1] / sizes[0]
@@ -317,7 +317,7 @@ def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
         raise UsageError(
             f"the other run is said to have {stated:.3g} times as many tokens, "
             f"but its messages are {seen:.3g} times as large",
-            hint="leave --also-tokens out: messages tell it",
+            hint="leave the second number out: messages tell it",
         )
     return seen
 

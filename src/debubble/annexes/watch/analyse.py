@@ -19,9 +19,10 @@ from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
 from debubble.report.answers.change import describe
 from debubble.report.answers.find import answer_find
-from debubble.report.answers.server_plan import ServerQuestion, answer_server_plan
+from debubble.report.answers.server_plan import answer_server_plan
 from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
+from debubble.serving.question import ServerQuestion
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
@@ -202,7 +203,7 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         causes={str(cause): share for cause, share in accounted.shares().items()}
         if accounted
         else {},
-        theory=run.theory_of_schedule,
+        theory=run.theory.schedule_bubble_fraction,
         schedule=figures.schedule,
         stages=_stages(measurement, figures),
         hops=tuple(_hop(health) for health in run.links.hops),
