@@ -18,6 +18,7 @@ from debubble.plan.lever import OrderSearch
 from debubble.plan.option import all_fit, headroom_after, quick_latency_s
 from debubble.plan.orders.construct import Pipeline, construct, rules
 from debubble.plan.orders.search import find_order
+from debubble.plan.request import Stated
 from debubble.timeline.schedules import Shape, place_stages
 
 RECORDED = Path(__file__).parents[1] / "tests" / "data" / "h200" / "1f1b_p3_m7"
@@ -34,7 +35,7 @@ def best_named_s(baseline: Baseline) -> float:
 
 def measure_recorded(run: Analysis, limit_gib: float | None, rounds: int) -> float:
     """Search, print, and return the gain over the best with a name."""
-    baseline = run.baseline(limit_bytes=None if limit_gib is None else limit_gib * GIB)
+    baseline = run.baseline(Stated(limit_bytes=None if limit_gib is None else limit_gib * GIB))
     began = time.process_time()
     found = find_order(baseline, OrderSearch(rounds=rounds, cuts_anew=False))
     took, named = time.process_time() - began, best_named_s(baseline)

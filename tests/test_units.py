@@ -20,7 +20,6 @@ from debubble.units import (
     parse_duration,
     parse_period,
     parse_price,
-    parse_watts,
     show_between,
     show_bytes,
     show_change,
@@ -221,13 +220,6 @@ def test_money_is_written_as_it_was_read():
     assert show_price(-13.031, "EUR") == "-13.03 EUR"
     assert show_price(1204.4) == "1,204"
     assert show_price(-0.001, "$") == "$0.00"
-
-
-def test_power_is_read_in_watts():
-    assert (parse_watts("700W"), parse_watts("0.7 kW")) == (700.0, 700.0)
-    for text in ("700", "0W", "W"):
-        with pytest.raises(UsageError, match="is no power"):
-            parse_watts(text)
 
 
 @contextmanager

@@ -11,33 +11,40 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from typing import ClassVar
 
-from debubble.errors import Gap, NoFit, UsageError
+from debubble.errors import Code, Gap, NoFit, UsageError
+from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
-from debubble.ledger.ledger import Job, Ledger
-from debubble.ledger.verdict import MATTERS, Bottleneck, MainCause, find_bottleneck, name_causes
+from debubble.ledger.job_around import job_around
+from debubble.ledger.ledger import Ledger
+from debubble.ledger.verdict import Bottleneck, MainCause, find_bottleneck, name_causes
 from debubble.links.hop_times import Hop
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run
+from debubble.measure.numbers import Numbers, numbers_of
+from debubble.measure.worth import Rates, Tariff, count_rates
+from debubble.plan.ask import WhatIfAnswer, ask
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
-from debubble.plan.lever import Lever
+from debubble.plan.context_length import at_length
+from debubble.plan.lever import Lever, Permissions
 from debubble.plan.levers import microbatches, split
-from debubble.plan.plan import PricedLever, price_lever
+from debubble.plan.plan import PricedLever, make_plan, price_lever
+from debubble.plan.request import ANY, ChangeRequest, Planned, PlanRequest, Stated
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
+from debubble.serving.phases import PhaseFigures, measure_phases
 from debubble.serving.plan import ServerModel, model_server
+from debubble.serving.question import ServerQuestion
 from debubble.serving.traffic import Traffic
 from debubble.simulate.communication import Communication
-from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
+from debubble.simulate.expected import Theory, theory_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means, Question, Survey, survey_run
 from debubble.timeline.job import JobFacts, RunBasis, ask_job
-from debubble.timeline.model import PassKind, Timeline
+from debubble.timeline.model import Timeline
 from debubble.timeline.replicas import ReplicaFigures, Workers
-from debubble.timeline.schedules import Order, order_of
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
 from debubble.trace.server_notes import ServerNotes, read_server_notes
@@ -50,10 +57,6 @@ class Wires:
     classes: Sequence[str] = ()
     topologies: Sequence[str] = ()
     history: Mapping[Hop, Past] = field(default_factory=dict)
-
-
-# A batch is as slow as its slowest pipeline: of many, the others never are.
-MOST_REPLAYED = 7
 
 
 class Analysis:
@@ -93,6 +96,11 @@ class Analysis:
         return self.job.basis_for(self.pipeline)
 
     @cached_property
+    def numbers(self) -> Numbers:
+        """The three numbers, and throughput."""
+        return numbers_of(self.pipeline, self.job)
+
+    @cached_property
     def _wiring(self) -> tuple[Wiring, tuple[Gap, ...]]:
         topologies, gaps = read_topologies(self._wires.topologies)
         wiring = read_wiring(self.pipeline.ranks, self._wires.classes, topologies)
@@ -106,40 +114,9 @@ class Analysis:
                 pipeline,
                 self._wiring[0],
                 self._wires.history,
-                self._job_around(pipeline),
+                job_around(pipeline, self.pipelines, self.timeline, self.workers),
             )
         return self._ledgers[pipeline.pipeline]
-
-    def _job_around(self, pipeline: PipelineFigures) -> Job:
-        """Tell what a pipeline shares its batches with; the slowest of them are replayed too."""
-        others = [
-            other
-            for other in self.pipelines
-            if other.pipeline != pipeline.pipeline and other.windows and other.one_run
-        ]
-        others = [other for other in others if not other.cut and other.kind == pipeline.kind]
-        held = [other for other in others if other.pipeline in self.timeline.pipelines]
-        # Replicas that differ in nothing but noise tell nothing of each other. Of two steps too few
-        # to tell which of them drags, the slowest of each step tells that they differ.
-        differ = bool(self.workers.slow or self.workers.uneven) or _windows_differ(
-            [pipeline, *others]
-        )
-        alike = held if differ else []
-        slowest = _slowest_first(alike)
-        replayed = tuple(other.pipeline for other in slowest[:MOST_REPLAYED])
-        took = pipeline.batch_latency_ns or 0
-        batch = round(median(longest_windows([pipeline, *others]).values() or [took]))
-        return Job(
-            workers=self.workers,
-            alike=tuple(other.pipeline for other in alike),
-            beside=replayed,
-            hops=tuple(hop for other in slowest[:MOST_REPLAYED] for hop in other.hops),
-            longest_ns=longest_windows(others),
-            not_replayed_ns=longest_windows(
-                [other for other in others if other.pipeline not in replayed]
-            ),
-            batch_latency_ns=batch if batch > (1 + MATTERS) * took else None,
-        )
 
     @property
     def ledger(self) -> Ledger | None:
@@ -164,6 +141,11 @@ class Analysis:
         return account_stream(batches, [hop.hop for hop in self.links.slow])
 
     @cached_property
+    def phases(self) -> list[PhaseFigures]:
+        """What batches of each phase of a stream take; nothing of what is none."""
+        return measure_phases(self.stream.batches) if self.stream else []
+
+    @cached_property
     def server_notes(self) -> ServerNotes | None:
         """What the server said of itself around the capture, where `capture --server` noted it."""
         files = [Path(rank.file) for rank in self.pipeline.ranks if rank.file]
@@ -180,6 +162,12 @@ class Analysis:
     def causes(self) -> tuple[MainCause, ...]:
         """The causes that matter, whose they are, and what putting them right would buy."""
         return name_causes(self.ledger) if self.ledger else ()
+
+    @property
+    def shares(self) -> dict[Cause, float] | None:
+        """Of each cause, its share of the batch, or of the time of a stream."""
+        account = self.ledger or self.stream
+        return account.shares() if account else None
 
     @cached_property
     def bottleneck(self) -> Bottleneck | None:
@@ -211,69 +199,114 @@ class Analysis:
         return said or self.pipeline.ranks[0].parallelism.microbatch_tokens
 
     @cached_property
-    def theory(self) -> float | None:
-        """The formula's bubble, where it applies: one stage a rank, a fixed batch."""
-        pipeline = self.pipeline
-        single = all(len(rank.stages) == 1 for rank in pipeline.ranks)
-        if pipeline.stated is not None and pipeline.stated.agrees is not None:
-            single = pipeline.stated.chunks == 1
-        members = pipeline.ranks[0].members
-        # Beyond an end that was not captured there may be more ranks.
-        ends_known = not {*members[:1], *members[-1:]} & set(pipeline.absent)
-        if pipeline.microbatches is None or not single or not ends_known or pipeline.stream:
-            return None
-        return bubble_fraction(len(pipeline.ranks) + len(pipeline.absent), pipeline.microbatches)
+    def theory(self) -> Theory:
+        """The bubble by the formula, and by the schedule; of a stream neither."""
+        return theory_of(self.pipeline)
 
-    @cached_property
-    def theory_of_schedule(self) -> float | None:
-        """The bubble of the schedule, stated or else found: equal stages, free transfers."""
-        pipeline = self.pipeline
-        if pipeline.kind == "stream" or pipeline.absent:
-            return None
-        if pipeline.stated is not None:
-            order = pipeline.stated.order
-        elif pipeline.schedule is None or pipeline.microbatches is None:
-            order = None
-        else:
-            chunks = len(pipeline.ranks[0].stages)
-            order = order_of(pipeline.schedule, len(pipeline.ranks), pipeline.microbatches, chunks)
-        durations = None if order is None else _equal_stages(pipeline, order)
-        return None if order is None or durations is None else ideal_bubble(order, durations)
-
-    @cached_property
-    def theory_of_stream(self) -> float | None:
-        """The share that equal stages would wait with so many batches in flight."""
-        stream = self.pipeline.stream
-        if stream is None or stream.first_sets_pace or not stream.sure or self.pipeline.absent:
-            return None
-        return bubble_fraction_of_stream(len(self.pipeline.ranks), stream.in_flight)
-
-    def baseline(  # noqa: PLR0913 (what the traces may not tell, one argument each)
-        self,
-        *,
-        layers: tuple[int, ...] | None = None,
-        limit_bytes: float | None = None,
-        schedule: str | None = None,
-        latency_ns: float | None = None,
-        also: AlsoRun | None = None,
-        communication: Communication | None = None,
-    ) -> Baseline:
-        """Fit what every change starts from; what is not said, the job says."""
-        pipeline, job = self.pipeline, self.job
-        mine = {rank.rank for rank in pipeline.ranks}
-        slow = tuple(sorted(worker.rank for worker in self.workers.slow if worker.rank in mine))
-        found = measure_baseline(
+    def baseline(self, stated: Stated | None = None, also: AlsoRun | None = None) -> Baseline:
+        """Fit what every change starts from; what is not stated, the job says."""
+        stated = stated or Stated()
+        pipeline, job, way = self.pipeline, self.job, stated.communication
+        inside = {rank.rank for rank in pipeline.ranks}
+        slow = sorted(worker.rank for worker in self.workers.slow if worker.rank in inside)
+        fitted = measure_baseline(
             self.timeline,
             pipeline,
-            layers=layers or job.split_for(pipeline),
-            limit_bytes=limit_bytes,
-            schedule=schedule or job.schedule_for(pipeline),
-            basis=self.basis.stated(latency_ns),
+            layers=stated.layers or job.split_for(pipeline),
+            limit_bytes=stated.limit_bytes,
+            schedule=stated.schedule or job.schedule_for(pipeline),
+            basis=self.basis.stated(stated.latency_ns),
             also=also,
-            communication=communication,
+            communication=None if way is None else Communication(way),
             links=self.links,
         )
-        return replace(found, slow_ranks=slow)
+        return replace(fitted, slow_ranks=tuple(slow))
+
+    def told(self, stated: Stated, also: Analysis | None) -> Stated:
+        """Return what is stated, with what the jobs of both runs say of tokens."""
+        tokens = stated.tokens
+        other = also.tokens if also else None
+        known = replace(tokens, measured=tokens.measured or self.tokens, also=tokens.also or other)
+        return replace(stated, tokens=known)
+
+    def _baseline_with(self, stated: Stated, also: Analysis | None) -> Baseline:
+        """Fit the run, with another of its model where one was given."""
+        if also is None:
+            return self.baseline(stated)
+        if also.pipeline.kind != self.pipeline.kind:
+            raise UsageError(
+                "one of the runs trains, and the other has forward passes alone",
+                hint="--also takes another run of the same kind",
+            )
+        shown = any(rank.layers for rank in also.pipeline.ranks)
+        tokens = stated.tokens
+        other = AlsoRun(
+            timeline=also.timeline,
+            figures=also.pipeline,
+            layers=None if shown else stated.layers or also.job.split_for(also.pipeline),
+            token_ratio=tokens.also / tokens.measured if tokens.also and tokens.measured else None,
+        )
+        return self.baseline(stated, other)
+
+    def warnings_with(self, also: Analysis | None, baseline: Baseline) -> tuple[Gap, ...]:
+        """Return all warnings, each once: of the run, then those of what it is changed by."""
+        gaps = [*self.warnings, *(also.warnings if also else ())]
+        gaps += baseline.pooled.gaps if baseline.pooled else ()
+        layers = {row.stage: row.layers for rank in self.pipeline.ranks for row in rank.layers}
+        shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
+        if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
+            said, seen = (",".join(map(str, split)) for split in (stated, shown))
+            gaps.append(
+                Gap(
+                    code=Code.LAYERS_DIFFER,
+                    message=f"--layers says {said}, and the traces show {seen}",
+                    hint="leave --layers out, unless its layers are not alike",
+                )
+            )
+        return tuple(dict.fromkeys(gaps))
+
+    def what_if(self, request: ChangeRequest, also: Analysis | None = None) -> WhatIfAnswer:
+        """Fit the run, change it as is asked, and simulate it."""
+        stated, pipeline = self.told(request.stated, also), self.pipeline
+        known = pipeline.schedule or stated.schedule or self.job.schedule_for(pipeline)
+        if pipeline.windows and known is None:
+            raise UsageError(
+                "the schedule that ran was not recognised",
+                hint="say it with --schedule-measured, such as 1f1b",
+            )
+        baseline = self._baseline_with(stated, also)
+        return ask(baseline, request.idea(baseline, stated.tokens.scale(baseline)))
+
+    def plan(self, request: PlanRequest | None = None, also: Analysis | None = None) -> Planned:
+        """Weigh every lever, alone and together; and with other tokens, where that is asked."""
+        request = request or PlanRequest()
+        stated = self.told(request.stated, also)
+        baseline = self._baseline_with(stated, also)
+        framework = request.planned_for or baseline.framework
+        plan = make_plan(
+            baseline,
+            self.timeline,
+            most_microbatches=request.most_microbatches,
+            links=self.links if self.ledger else None,
+            ledger=self.ledger,
+            cache=request.cache,
+            allowed=Permissions(
+                framework=None if framework == ANY else framework,
+                hold=request.hold,
+                empty_ends=True,
+            ),
+            search=request.search,
+        )
+        scale = stated.tokens.scale(baseline)
+        return Planned(
+            plan=plan,
+            stated=stated,
+            length=None if scale is None or baseline.no_fit else at_length(plan, scale),
+        )
+
+    def rates(self, tariff: Tariff | None = None) -> Rates | None:
+        """Return what savings are counted by; None where no device is known."""
+        return count_rates(self.pipelines, self.run.sidecars, tariff or Tariff())
 
     @cached_property
     def doubled_microbatches(self) -> PricedLever:
@@ -326,6 +359,13 @@ class Analysis:
             tokens_in_out=lengths,
         )
 
+    def ask_server(self, question: ServerQuestion) -> ServerModel:
+        """Fit a captured server with what is said of it."""
+        around = self.server_notes.around if self.server_notes else None
+        running = around.requests_running if around else None
+        traffic = question.load.traffic(running) if question.load else None
+        return self.server_model(layers=question.layers, traffic=traffic)
+
     def layers_of(self, stage: int) -> int | None:
         """Return the layers that kernels show of a stage, else those that the job names."""
         for rank in self.pipeline.ranks:
@@ -356,61 +396,3 @@ def analyse_served(found: RunFiles, in_flight: int | None, means: Means | None =
         with suppress(UsageError):
             return analyse_found(found, Question(in_flight=in_flight), means)
     return analyse_found(found, means=means)
-
-
-def longest_windows(pipelines: Sequence[PipelineFigures]) -> dict[int, int]:
-    """Return, of each step that all have, the window of the slowest."""
-    windows = [{w.step: w.length_ns for w in pipeline.windows} for pipeline in pipelines]
-    steps = set.intersection(*(set(mine) for mine in windows)) if windows else set()
-    return {step: max(mine[step] for mine in windows) for step in sorted(steps)}
-
-
-def _slowest_first(pipelines: Sequence[PipelineFigures]) -> list[PipelineFigures]:
-    """Order pipelines: first those that are the slowest in one step or another."""
-    windows = sorted(
-        (
-            (w.step, -w.length_ns, number)
-            for number, one in enumerate(pipelines)
-            for w in one.windows
-        )
-    )
-    best: dict[int, tuple[int, int]] = {}
-    behind: dict[int, int] = {}
-    for step, length, number in windows:
-        behind[step] = behind.get(step, -1) + 1
-        best[number] = min(best.get(number, (behind[step], length)), (behind[step], length))
-    return [pipelines[number] for number in sorted(best, key=lambda number: best[number])]
-
-
-def _windows_differ(pipelines: Sequence[PipelineFigures]) -> bool:
-    """Tell whether the slowest of each step mostly takes clearly longer than most do."""
-    windows: dict[int, list[int]] = {}
-    for pipeline in pipelines:
-        for window in pipeline.windows:
-            windows.setdefault(window.step, []).append(window.length_ns)
-    times = [
-        max(all_of) / max(sorted(all_of)[(len(all_of) - 1) // 2], 1)
-        for all_of in windows.values()
-        if len(all_of) == len(pipelines)
-    ]
-    return bool(times) and median(times) > 1 + MATTERS
-
-
-def _equal_stages(pipeline: PipelineFigures, order: Order) -> dict[str, float] | None:
-    """Share what all stages take equally among those of an order; None where a kind is unknown.
-
-    A schedule that was stated may split backward passes that ran whole, or the other way round.
-    """
-    total = dict.fromkeys("FBIW", 0.0)
-    for row in pipeline.stages:
-        total[PassKind(row.kind).name] += row.median_ns
-    whole, halves = total["B"], total["I"] + total["W"]
-    if not whole:
-        total["B"] = halves
-    if not halves:
-        total["I"] = total["W"] = whole / 2
-    actions = [action for actions in order for action in actions]
-    if not all(total[kind] for kind in {action.kind for action in actions}):
-        return None
-    stages = len({action.stage for action in actions})
-    return {kind: total[kind] / stages for kind in "FBIW"}

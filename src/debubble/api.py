@@ -12,39 +12,33 @@ keep their fields within a schema number. Answers show themselves in a notebook.
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any
 
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.annexes.cluster import engine_at
-from debubble.errors import UsageError
-from debubble.ledger.ledger import list_waits
 from debubble.links.wiring import read_history
-from debubble.measure.compare import DEFAULT_THRESHOLD
+from debubble.measure.compare import DEFAULT_THRESHOLD, compare_causes
 from debubble.measure.compare import compare as compare_runs
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
 from debubble.plan.kv_cache import Cache
-from debubble.report.answers.base import Answer
-from debubble.report.answers.change import Tokens
-from debubble.report.answers.compare import CompareAnswer, answer_compare, compare_causes
-from debubble.report.answers.find import FindAnswer, answer_find, say_bubble
+from debubble.plan.request import (
+    ChangeRequest,
+    PlanRequest,
+    Stated,
+    Tokens,
+    check_frameworks,
+)
+from debubble.report.answers.compare import CompareAnswer, answer_compare
+from debubble.report.answers.find import FindAnswer, answer_find
 from debubble.report.answers.links import LinksAnswer, answer_links
 from debubble.report.answers.plan import PlanAnswer, answer_plan, predictions_of
-from debubble.report.answers.simulate import Request, SimulateAnswer, answer_simulate
-from debubble.report.compare import compare_page
-from debubble.report.find import find_page
-from debubble.report.html.page import notebook_markup
-from debubble.report.lanes import frame_step
-from debubble.report.links import links_page
-from debubble.report.plan import plan_page
+from debubble.report.answers.simulate import SimulateAnswer, answer_simulate
+from debubble.report.notebook import draw_step
 from debubble.report.scalars import scalars
-from debubble.report.simulate import simulate_page
-from debubble.report.svg import draw_svg
-from debubble.report.text import Page
 from debubble.timeline.fleet.survey import Means, Question
 from debubble.timeline.schedules import state_schedule
 from debubble.trace.digest.content import place_digests
@@ -143,7 +137,7 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
         limit_bytes=limit_bytes,
     )
     gaps = dict.fromkeys(gap for run in runs for gap in run.measured_warnings)
-    return answer_compare(found, tuple(gaps), compare_causes(runs[:1], runs[1:]))
+    return answer_compare(found, tuple(gaps), compare_causes(*([run.shares] for run in runs)))
 
 
 def plan(  # noqa: PLR0913 (one argument a question)
@@ -177,26 +171,25 @@ def plan(  # noqa: PLR0913 (one argument a question)
     best option is written for in `emitted`. Only what `planned_for` can be told is weighed: without
     it that of `emit`, or the framework that ran it; "any" lifts that.
     """
-    said = Tokens(
-        asked=None if tokens is None else str(tokens), measured=tokens_measured, also=also_tokens
-    )
-    said.check(has_also=also is not None)
-    return answer_plan(
-        _analysed(run, _stating(run, asked, schedule)),
-        also=_analysed_too(also, asked),
-        tokens=said,
+    stated = Stated(
+        tokens=_tokens(tokens, tokens_measured, also_tokens, also),
         layers=None if layers is None else tuple(layers),
-        memory_limit_bytes=memory_limit_bytes,
+        limit_bytes=memory_limit_bytes,
         schedule=schedule,
         communication=communication,
         latency_ns=None if latency_s is None else latency_s * NS_PER_S,
+    )
+    check_frameworks(*frameworks, planned_for, emit)
+    request = PlanRequest(
+        stated=stated,
         most_microbatches=most_microbatches,
         hold=hold,
         cache=cache,
-        frameworks=frameworks,
-        planned_for=planned_for,
-        emit_for=emit,
+        planned_for=planned_for or emit,
     )
+    analysis, other = _analysed_both(run, also, asked, schedule)
+    planned = analysis.plan(request, other)
+    return answer_plan(analysis, planned, other, frameworks=frameworks, emit_for=emit)
 
 
 def simulate(  # noqa: PLR0913 (one argument a question)
@@ -228,11 +221,15 @@ def simulate(  # noqa: PLR0913 (one argument a question)
     can be said as to `plan`, the schedule that ran as `schedule_measured`; of what `analyse`
     takes, all but `schedule` and `chunks` goes to it.
     """
-    said = Tokens(
-        asked=None if tokens is None else str(tokens), measured=tokens_measured, also=also_tokens
+    stated = Stated(
+        tokens=_tokens(tokens, tokens_measured, also_tokens, also),
+        layers=None if layers is None else tuple(layers),
+        limit_bytes=memory_limit_bytes,
+        schedule=schedule_measured,
+        communication=communication,
     )
-    said.check(has_also=also is not None)
-    request = Request(
+    request = ChangeRequest(
+        stated=stated,
         microbatches=microbatches,
         hold=hold,
         schedule=schedule,
@@ -241,28 +238,38 @@ def simulate(  # noqa: PLR0913 (one argument a question)
         overlap=overlap,
         recompute=recompute,
         hops=tuple(hops),
-        tokens=said,
-        layers=None if layers is None else tuple(layers),
-        schedule_measured=schedule_measured,
-        communication=communication,
-        memory_limit_bytes=memory_limit_bytes,
     )
-    analysis = _analysed(run, _stating(run, asked, schedule_measured))
-    return answer_simulate(analysis, request, _analysed_too(also, asked))
+    analysis, other = _analysed_both(run, also, asked, schedule_measured)
+    return answer_simulate(analysis, analysis.what_if(request, other), request, other)
 
 
-def _stating(run: Analysis | Places, asked: dict[str, Any], schedule: str | None) -> dict[str, Any]:
-    """Let a run that is yet to be read be read with the schedule that is said to have run."""
-    if schedule is None or isinstance(run, Analysis):
-        return asked
-    return asked | {"schedule": schedule}
+def _tokens(
+    asked: str | float | None,
+    measured: int | None,
+    of_other: int | None,
+    also: Analysis | Places | None,
+) -> Tokens:
+    tokens = Tokens(asked=None if asked is None else str(asked), measured=measured, also=of_other)
+    tokens.check(has_also=also is not None)
+    return tokens
 
 
-def _analysed_too(also: Analysis | Places | None, asked: dict[str, Any]) -> Analysis | None:
-    """Read another run of the same model as the first one is read; its steps are its own."""
+def _analysed_both(
+    run: Analysis | Places,
+    also: Analysis | Places | None,
+    asked: dict[str, Any],
+    schedule: str | None,
+) -> tuple[Analysis, Analysis | None]:
+    """Read a run, with the schedule that is said to have run, and another one of its model.
+
+    The other one is read as the first; its steps are its own.
+    """
+    stating = schedule is not None and not isinstance(run, Analysis)
+    analysis = _analysed(run, asked | {"schedule": schedule} if stating else asked)
     if also is None or isinstance(also, Analysis):
-        return also
-    return analyse(also, **{name: asked[name] for name in asked if name not in {"step", "chunks"}})
+        return analysis, also
+    words = {name: asked[name] for name in asked if name not in {"step", "chunks"}}
+    return analysis, analyse(also, **words)
 
 
 def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
@@ -275,40 +282,4 @@ def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
 
 def picture(run: Analysis | Places, step: int | None = None, **asked: Any) -> str:
     """Draw a step of a run as SVG, or the first one: a lane a rank, waits hatched by cause."""
-    analysis = _analysed(run, asked)
-    windows = analysis.pipeline.windows
-    shown = step if step is not None else analysis.step
-    if shown is None and windows:
-        shown = windows[0].step
-    if not analysis.pipeline.one_run:
-        raise UsageError("there is nothing to draw: these ranks are not of one run")
-    waits = list_waits(analysis.ledger) if analysis.ledger else ()
-    frame = frame_step(analysis.timeline, analysis.pipeline.pipeline, shown, waits)
-    return draw_svg(frame, say_bubble(analysis))
-
-
-def _draw_run(run: Analysis) -> str:
-    """Show a run in a notebook: what `find` answers, under a picture of a step.
-
-    As an image the picture keeps its names to itself, however many a notebook shows.
-    """
-    shown = ""
-    if run.pipeline.one_run and (run.pipeline.windows or run.pipeline.stream):
-        encoded = b64encode(picture(run).encode()).decode()
-        image = f"data:image/svg+xml;base64,{encoded}"
-        shown = f'<img alt="a step, a lane a rank" style="max-width:100%" src="{image}">'
-    return shown + notebook_markup(find_page(answer_find(run)))
-
-
-def _draw_with(page: Callable[[Any], Page]) -> Callable[[Any], str]:
-    return lambda answer: notebook_markup(page(answer))
-
-
-Analysis.drawn = staticmethod(_draw_run)
-Answer.drawn |= {
-    FindAnswer: _draw_with(find_page),
-    LinksAnswer: _draw_with(links_page),
-    CompareAnswer: _draw_with(compare_page),
-    PlanAnswer: _draw_with(plan_page),
-    SimulateAnswer: _draw_with(simulate_page),
-}
+    return draw_step(_analysed(run, asked), step)

@@ -46,7 +46,6 @@ _DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s)\s*$", re.IGNOR
 _PERIOD = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h|d)\s*$")
 _PRICE = re.compile(r"^\s*([$€£¥]|[A-Z]{3})?\s*([0-9]{0,9}\.?[0-9]{1,9})\s*([$€£¥]|[A-Z]{3})?\s*$")
 _LENGTH = re.compile(r"^(\d{1,9})(?::([0-9]{0,9}\.?[0-9]{1,9}))?$")
-_WATTS = re.compile(r"^\s*([0-9]{0,6}\.?[0-9]{1,6})\s*(k?)W\s*$", re.IGNORECASE)
 _S_PER = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": 1_000_000, "s": NS_PER_S}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -104,14 +103,6 @@ def parse_price(text: str) -> tuple[float, str]:
     if match is None or (match[1] and match[3]):
         raise UsageError(f"{text!r} is no price", hint="write it as 2.50, $2.50 or 2.50EUR")
     return float(match[2]), match[1] or match[3] or ""
-
-
-def parse_watts(text: str) -> float:
-    """Read `700W`, `0.7 kW` as watts."""
-    match = _WATTS.match(text)
-    if match is None or not float(match[1]):
-        raise UsageError(f"{text!r} is no power", hint="write it as 700W or 0.7kW")
-    return float(match[1]) * (1000.0 if match[2] else 1.0)
 
 
 def parse_share(text: str) -> float:

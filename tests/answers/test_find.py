@@ -14,8 +14,8 @@ from support.traces.recordings import H200
 
 from debubble.analysis import Analysis
 from debubble.errors import UsageError
+from debubble.measure.worth import Tariff, count_rates
 from debubble.report.answers.find import FindAnswer, answer_find
-from debubble.report.answers.ledger import Tariff, rates_of
 from debubble.report.find import find_page
 from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.units import show_bytes, show_price
@@ -160,18 +160,17 @@ def test_a_table_that_is_not_there_is_refused_with_those_that_are():
 
 def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():
     analysis = analyse_recording(H200 / "1f1b_p3_m7")
-    answer = answer_find(analysis, Tariff(price=2.5, currency="$", watts=700.0))
+    answer = answer_find(analysis, Tariff(price=2.5, currency="$"))
     # Three ranks that share one device.
     assert (answer.rates.gpus, answer.rates.watts_measured) == (1, False)
     saving = next(one for one in answer.savings if one.cause == "imbalance")
     hours = 24 * saving.saved_s / answer.numbers.step_time_s
     assert saving.worth.gpu_hours_per_day == pytest.approx(hours)
     assert saving.worth.money_per_day == pytest.approx(2.5 * hours)
-    assert saving.worth.kwh_per_day == pytest.approx(0.7 * hours)
     page = find_page(answer)
     table = next(table for table in page.tables if table.title.startswith("what it would buy"))
-    assert table.columns[-3:] == ("GPU-h a day", "money a day", "kWh a day")
-    assert table.rows[0][-2] == show_price(2.5 * hours, "$")
+    assert table.columns[-2:] == ("GPU-h a day", "money a day")
+    assert table.rows[0][-1] == show_price(2.5 * hours, "$")
 
 
 def test_without_a_price_savings_are_in_gpu_hours_alone(data):
@@ -186,13 +185,12 @@ def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():
     def counted(**device):
         told = tuple(replace(rank, **device) for rank in ranks)
         one = SimpleNamespace(ranks=told, absent=(7,))
-        run = SimpleNamespace(sidecars=(SimpleNamespace(power_w=300.0),))
-        return rates_of(SimpleNamespace(pipelines=[one], run=run), Tariff())
+        return count_rates([one], [SimpleNamespace(power_w=300.0)], Tariff())
 
     whole = counted(multiprocessors=132)
-    assert (whole.gpus, whole.watts) == (4, 300.0)  # with the one that has no trace
-    assert counted(device=("", -1)).gpus == 0
-    assert counted(device=("", -1)).worth_of(0.5) is None
+    assert (whole.gpus, whole.watts_per_gpu) == (4, 300.0)  # with the one that has no trace
+    assert whole.worth_of(0.5).kwh_per_day == pytest.approx(0.3 * 24 * 4 / 2)
+    assert counted(device=("", -1)) is None
 
 
 def test_what_a_microbatch_in_flight_takes_is_printed(data):

@@ -152,7 +152,7 @@ def test_no_framework_of_that_name_is_refused_and_not_left_out(run):
 
 
 def test_the_other_run_and_its_tokens_belong_together(run):
-    with pytest.raises(UsageError, match="--also-tokens is about --also"):
+    with pytest.raises(UsageError, match="names two runs"):
         api.plan(run, also_tokens=512)
 
 

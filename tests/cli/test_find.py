@@ -235,9 +235,3 @@ def test_chunks_alone_state_nothing(tmp_path):
     answer = type_command("debubble find tests/data/h200/1f1b_p2_m4 --chunks 2", tmp_path)
     assert answer.code == 2
     assert "add --schedule NAME" in answer.text
-
-
-def test_a_rank_for_several_files_is_refused(tmp_path):
-    refused = type_command("debubble find tests/data/h200/1f1b_p2_m4 --rank 0", tmp_path)
-    assert refused.code == 2
-    assert refused.text.startswith("error: --rank is for a single file, and there are 2\n")

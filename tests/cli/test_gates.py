@@ -12,15 +12,15 @@ from support.services.console import type_command
 from support.traces.kineto_events import document, kernel, write
 from support.traces.recordings import H200
 
+from debubble.api import analyse
 from debubble.cli.gates import judge_bubbles
-from debubble.cli.options import Reader
 from debubble.errors import GateError, Touch
 
 
 @pytest.fixture(scope="module")
 def known():
     """A pipeline whose ranks wait 43 % of the batch or more."""
-    return Reader().analyse([str(H200 / "fwd_closed_m4")], quiet=True).pipeline
+    return analyse(H200 / "fwd_closed_m4").pipeline
 
 
 def test_a_bubble_that_cannot_be_told_does_not_pass(known):

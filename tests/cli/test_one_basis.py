@@ -17,7 +17,6 @@ from debubble.annexes.tune.loop import Stop, Tuning
 from debubble.annexes.tune.prospects import Prospects, Scope, Standing
 from debubble.annexes.tune.setting import Setting, Template
 from debubble.annexes.tune.trial import Bench, Kind, Outcome
-from debubble.report.answers.simulate import Request, answer_simulate
 from debubble.report.answers.tune import answer_tune
 
 DEMO = DATA / "demo"
@@ -62,7 +61,7 @@ def answers_of(folder):
         run,
         debubble.find(run),
         debubble.plan(run, frameworks=()),
-        answer_simulate(run, Request()),
+        debubble.simulate(run),
         compared,
     )
 

@@ -17,17 +17,14 @@ def said(words, folder):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (f"plan {H200}/fwd_closed_m4 --also-tokens 512", "--also-tokens is about --also"),
-        (f"simulate {H200}/fwd_closed_m4 --also-tokens 512", "--also-tokens is about --also"),
+        (f"plan {H200}/fwd_closed_m4 --tokens-measured 9,512", "--tokens-measured names two"),
         (f"links {LOG} --pipeline 0", "--pipeline is about traces"),
-        (f"links {LOG} --rank 0", "--rank is about traces"),
         (f"links {LOG} --capture a", "--capture is about traces"),
         (f"links {LOG} --class 0:1=nvlink4 --class 1:0=pcie5", "--class says nvlink4 and pcie5"),
         (f"links {LOG} --class nvlink4 --class pcie5", "--class says nvlink4 and pcie5"),
         ("links run --html a --out ./a", "--html and --out both name ./a"),
         (f"find {H200}/1f1b_p2_m4 --html a --svg ./a", "--html and --svg both name ./a"),
         (f"find {H200}/1f1b_p2_m4 --perfetto a --svg a", "--perfetto and --svg both name a"),
-        (f"find {H200}/1f1b_p2_m4 --max-ratio nan", "nan is no factor"),
         ("tune --schedules 1f1b --now microbatches=4 -- a {microbatches}", "--schedules needs"),
         (f"history add {H200}/1f1b_p2_m4 --name ' ' --store sqlite:///a.db", "a name is a word"),
     ],

@@ -39,7 +39,7 @@ def test_times_give_seconds_and_plain_numbers_give_units(tmp_path):
     assert timed["numbers"]["batch_latency_s"] == pytest.approx(0.33)
     assert timed["numbers"]["microbatches_per_s"] == pytest.approx(8 / 0.33)
     assert timed["numbers"]["batch_latency_units"] is None
-    plain = data_of("--ranks 4 --microbatches 8 --forward 10", tmp_path)
+    plain = data_of("--stages 4 --microbatches 8 --forward 10", tmp_path)
     assert plain["numbers"]["batch_latency_s"] is None
     assert plain["numbers"]["microbatches_per_s"] is None
     assert plain["numbers"]["batch_latency_units"] == pytest.approx(330)

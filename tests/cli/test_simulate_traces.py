@@ -138,7 +138,7 @@ def test_a_drawing_is_as_long_as_the_answer(tmp_path):
         (f"{TRAINING} --tokens none", "'none' is no number of tokens"),
         (f"{TRAINING} --tokens 0x", "'0x' is no number of tokens"),
         (f"{TRAINING} --tokens 5000x", "5e+03 times as many tokens cannot be predicted"),
-        (f"{TRAINING} --tokens 9 --also-tokens 9", "--also-tokens is about --also"),
+        (f"{TRAINING} --tokens 9 --tokens-measured 8,9", "names two runs, and there is one"),
         (f"{TRAINING} --schedule zb-h1 --overlap on", "transfers of zb-h1 run beside compute"),
         (f"{TRAINING} --schedule nothing", "no schedule is called 'nothing'"),
         (f"{TRAINING} --schedule forward-only", "the run trains, and this schedule has forward"),
@@ -232,14 +232,6 @@ def test_two_lengths_tell_each_other_and_all_between(
     longer = [at(count) for count in (256, 512, 768, 1024, 2048)]
     assert longer == sorted(longer)
     assert 1.7 < longer[-1] / longer[-2] < 2  # passes double, messages grow by 1.7
-
-
-def test_the_tokens_of_either_run_will_do(recorded_data, tmp_path):
-    words = f"{recorded_data / LONG} --also {recorded_data / SHORT} --tokens 512"
-    by_own = data_of(f"{words} --tokens-measured 1024", tmp_path)
-    by_other = data_of(f"{words} --also-tokens 512", tmp_path)
-    assert by_own == by_other
-    assert by_own["given"]["tokens"] == 512
 
 
 def test_two_numbers_of_microbatches_make_memory_exact(recorded_data, tmp_path):

@@ -92,8 +92,8 @@ def headings(page, folder="reference"):
 
 # Explained once: what reads traces takes these, or every verb does.
 EVERYWHERE = {
-    *("--json", "--markdown", "--strict", "--color", "--quiet", "--capture", "--rank"),
-    *("--max-inflated", "--max-ratio", "--engine", "--digest", "--pipeline"),
+    *("--json", "--markdown", "--strict", "--quiet", "--capture"),
+    *("--max-inflated", "--engine", "--digest", "--pipeline"),
 }
 
 

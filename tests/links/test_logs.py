@@ -11,7 +11,7 @@ import pytest
 
 from debubble.errors import Code, DebubbleError, LogError
 from debubble.links.judge import Past, find_class
-from debubble.links.logs.model import CopyLog, MatrixLog, MessageLog, NcclLog
+from debubble.links.logs.model import GB, CopyLog, MatrixLog, MessageLog, NcclLog
 from debubble.links.logs.nvidia import class_of_join
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import looks_like_log, read_log
@@ -76,12 +76,15 @@ def figures_of(log):
         halves = [half for half in (row.out_of_place, row.in_place) if half]
         rows.append(
             [
-                row.size_bytes,
-                row.count,
+                row.bytes,
                 *(
                     figure
                     for half in halves
-                    for figure in (half.time_us, half.algbw_gb_s, half.busbw_gb_s)
+                    for figure in (
+                        round(half.time_s * 1e6, 3),
+                        round(half.algbw_bytes_per_s / GB, 3),
+                        round(half.busbw_bytes_per_s / GB, 3),
+                    )
                 ),
             ]
         )
@@ -89,14 +92,14 @@ def figures_of(log):
 
 
 def printed(text):
-    """Return the numbers of each row, read another way: size, count, and two times three."""
+    """Return the numbers of each row, read another way: size, and two times three."""
     rows = []
     for line in text.splitlines():
         words = line.split()
         if re.fullmatch(r"\d+", words[0] if words else "") and len(words) >= 10:
             numbers = [float(word) for word in words if re.fullmatch(r"[\d.e+]+", word)]
             out, into = words[-8:-5], words[-4:-1]
-            rows.append([*numbers[:2], *map(float, out), *map(float, into)])
+            rows.append([numbers[0], *map(float, out), *map(float, into)])
     return rows
 
 
@@ -120,11 +123,12 @@ def test_every_log_of_others_parses_to_the_figures_it_prints(public_data):
             cells = [cell for test in log.tests for row in test.cells for cell in row]
             tables = re.findall(r"^ \d+ +([\d. ]+)$", text, re.MULTILINE)
             assert cells == [float(word) for row in tables for word in row.split()]
-            assert [test.total for test in log.tests] == [
+            assert [test.sum for test in log.tests] == [
                 float(word) for word in re.findall(r"^SUM \S+ (\S+)", text, re.MULTILINE)
             ]
         else:
-            assert [f"{name} {rate:g}" for name, rate in log.rates_gb_s] == text.splitlines()
+            lines = [f"{name} {rate / GB:g}" for name, rate in log.bytes_per_s.items()]
+            assert lines == text.splitlines()
     assert kinds == {NcclLog, MatrixLog, CopyLog}
 
 
@@ -164,13 +168,13 @@ def with_iterations(text):
 def test_columns_of_single_iterations_are_read():
     log = own(with_iterations(TEXT))
     assert figures_of(log) == figures_of(own(TEXT))
-    assert dict(log.rows[0].out_of_place.iterations) == {
+    assert log.rows[0].out_of_place.iterations == {
         "i_min": 1,
         "i_max": 2,
         "i_p99": 3,
         "i_cv%": 4,
     }
-    assert log.rows[0].in_place.iterations[0] == ("i_min", 5)
+    assert log.rows[0].in_place.iterations["i_min"] == 5
 
 
 def test_host_times_tell_no_bandwidth():
@@ -381,7 +385,7 @@ GPU 3: NVIDIA H100 80GB HBM3 (UUID: GPU-3)
 
 def test_errors_of_links_are_told_by_device_and_link():
     log = own(NVLINK_ERRORS)
-    assert [index for index, _, _ in log.devices] == [0, 3]
+    assert {counter.device for counter in log.counters} == {0, 3}
     [gap] = doubts_about([log])
     assert gap.code == "link_errors"
     assert "GPU 3" in gap.message
@@ -408,7 +412,11 @@ REPLAYS = "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL"
 def test_counters_over_time_tell_what_comes_and_goes():
     log = own(json.dumps(export(REPLAYS, [5, 5, 9, 9, 2, 2], gpu="3", Hostname="node7")))
     [counter] = log.counters
-    assert (counter.increase, counter.risen, counter.intervals) == (6, 2, 5)  # it was reset once
+    assert (counter.increase, counter.risen_intervals, counter.intervals) == (
+        6,
+        2,
+        5,
+    )  # it was reset once
     [gap] = doubts_about([log])
     assert gap.code == "link_errors"
     assert gap.message == f"node7 device 3: {REPLAYS} rose by 6, in 2 of 5 intervals"

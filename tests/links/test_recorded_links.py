@@ -12,6 +12,7 @@ import pytest
 from support.traces.read_once import build_recording
 from support.traces.recordings import SHARED
 
+import debubble
 from debubble import api
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
@@ -20,7 +21,6 @@ from debubble.links.judge import Past, Verdict, find_class
 from debubble.links.wiring import Wiring
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.links import answer_links, say_links
-from debubble.report.answers.plan import answer_plan
 from debubble.timeline.figures import measure_pipeline
 
 RUNS = (
@@ -94,7 +94,7 @@ def test_links_says_how_slow_a_hop_is_as_find_and_plan_do(name, recorded_data):
     (slow,) = analysis.links.slow
     times, (here, there) = slow.judgement.times, slow.hop
     assert f"takes {times:.1f} times" in slow.judgement.why
-    plan = answer_plan(analysis)
+    plan = debubble.plan(analysis)
     answers = answer_find(analysis).to_dict(), answer_links(analysis).to_dict(), plan.to_dict()
     for hops in (answer["hops"] for answer in answers):
         hop = next(one for one in hops if (one["from_rank"], one["to_rank"]) == slow.hop)
@@ -168,7 +168,7 @@ def test_a_rank_that_receives_slowly_has_both_its_hops_named(name):
 @pytest.mark.parametrize("name", BOTH_INTO)
 def test_a_rank_that_receives_slowly_is_simulated_and_its_repair_has_one_price(name):
     analysis = api.analyse(HERE / name)
-    plan = answer_plan(analysis)
+    plan = debubble.plan(analysis)
     prices = {
         tuple(map(tuple, option.change.repaired_hops)): option.latency_gain_fraction
         * analysis.links.batch_latency_ns

@@ -10,11 +10,13 @@ import pytest
 from support.timelines.engine_runs import MS, planned_run
 from support.traces.recordings import SHARED
 
+import debubble
 from debubble import api
 from debubble.ledger.hop_health import account_for
 from debubble.plan.by_replay import find_misses
 from debubble.plan.plan import make_plan
-from debubble.report.answers.plan import answer_of_plan, answer_plan
+from debubble.plan.request import Planned
+from debubble.report.answers.plan import answer_of_plan
 from debubble.timeline.figures import measure_pipeline
 
 DUALPIPE = SHARED.parent / "recordings" / "frameworks" / "tt_dualpipev"
@@ -38,7 +40,7 @@ def test_a_run_that_is_missed_is_planned_by_its_replay(slow_hop):
     assert set(repair.change.repaired) == {(1, 2), (2, 1)}
     saved_ns = baseline.window_ns - repair.window_ns
     assert saved_ns == pytest.approx(ledger.links.cost_of(repair.change.repaired), abs=1)
-    answer = answer_of_plan(plan)
+    answer = answer_of_plan(Planned(plan=plan))
     assert answer.verdict.startswith("Repair hops 1:2 and 2:1: +")
     assert "throughput by replay" in answer.verdict
     assert answer.options[0].by_replay
@@ -82,7 +84,7 @@ def test_what_is_simulated_too_long_is_where_the_run_is_missed(slow_hop, wrong, 
 @pytest.mark.slow
 @pytest.mark.skipif(not DUALPIPE.is_dir(), reason="a recording that is not here")
 def test_a_recorded_run_that_is_missed_gets_what_its_replay_prices():
-    answer = answer_plan(api.analyse(DUALPIPE))
+    answer = debubble.plan(api.analyse(DUALPIPE))
     assert answer.options
     assert all(option.by_replay for option in answer.options)
     assert any("It misses the run in " in said for said in answer.findings)

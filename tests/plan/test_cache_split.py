@@ -12,6 +12,7 @@ from debubble.errors import UsageError
 from debubble.plan.change import Change
 from debubble.plan.kv_cache import Cache, plan_cache
 from debubble.plan.plan import make_plan
+from debubble.plan.request import Planned
 from debubble.plan.split import all_splits
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
@@ -70,10 +71,10 @@ def test_the_trade_against_latency_is_shown():
     assert best.option.change.split[3] < 4
     assert best.gain > 0.1
     assert best.option.throughput_gain < 0  # an uneven split is slower
-    page = plan_page(answer_of_plan(plan))
+    page = plan_page(answer_of_plan(Planned(plan=plan)))
     said = next(one for one in page.findings if one.startswith("The KV cache holds"))
     assert f"it holds {best.capacity.tokens:,} ({100 * best.gain:+.0f} %)" in said
-    found = answer_of_plan(plan).to_dict()["kv_cache"]
+    found = answer_of_plan(Planned(plan=plan)).to_dict()["kv_cache"]
     assert found["tokens"] == plan.cache.now.tokens
     assert found["options"][0]["change"] == {"split": list(best.option.change.split)}
 

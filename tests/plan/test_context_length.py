@@ -13,6 +13,7 @@ from debubble.plan.context_length import at_length
 from debubble.plan.lever import Permissions
 from debubble.plan.option import headroom_after
 from debubble.plan.plan import make_plan
+from debubble.plan.request import Planned, Stated, Tokens
 from debubble.report.answers.context_length import say_fate
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
@@ -94,7 +95,13 @@ def test_a_run_that_does_not_fit_at_that_length_is_said_first():
         return (now + then) / 2
 
     plan = plan_of(limit=too_little)
-    answer = answer_of_plan(plan, length=at_length(plan, 2.0), tokens=1024)
+    answer = answer_of_plan(
+        Planned(
+            plan=plan,
+            length=at_length(plan, 2.0),
+            stated=Stated(tokens=Tokens(measured=1024)),
+        )
+    )
     findings = plan_page(answer).findings
     said = next(one for one in findings if one.startswith("With 2,048 tokens"))
     assert "it does not fit: a rank would need" in said
@@ -102,7 +109,13 @@ def test_a_run_that_does_not_fit_at_that_length_is_said_first():
 
 def test_json_holds_each_option_by_its_number_and_says_what_is_assumed():
     plan = plan_of()
-    answer = answer_of_plan(plan, length=at_length(plan, 2.0), tokens=512)
+    answer = answer_of_plan(
+        Planned(
+            plan=plan,
+            length=at_length(plan, 2.0),
+            stated=Stated(tokens=Tokens(measured=512)),
+        )
+    )
     found = answer.to_dict()["context_length"]
     assert (found["token_scale"], found["tokens"]) == (2.0, 1024)
     assert {one["option"] for one in found["options"]} == set(range(len(plan.options)))

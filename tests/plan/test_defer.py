@@ -11,6 +11,7 @@ from debubble.plan.change import Change
 from debubble.plan.lever import Permissions
 from debubble.plan.option import WORTH, Idea, weigh
 from debubble.plan.plan import make_plan
+from debubble.plan.request import Planned
 from debubble.report.answers.plan import answer_of_plan
 from debubble.simulate.communication import Communication
 from debubble.timeline.schedules import order_of
@@ -47,7 +48,7 @@ def test_what_no_recording_shows_and_older_versions_refuse_is_tried_not_recommen
     deferred = [one for one in plan.options if one.change.defer_receives]
     assert deferred
     assert not any(one in plan.recommended for one in deferred)
-    told = [one for one in answer_of_plan(plan).options if one.change.defer_receives]
+    told = [one for one in answer_of_plan(Planned(plan=plan)).options if one.change.defer_receives]
     assert {one.advice for one in told} == {"try"}
     assert all(any("2.11 does not" in said for said in one.assumptions) for one in told)
 
@@ -57,7 +58,7 @@ def test_what_would_gain_less_than_is_worth_a_try_is_not_to_be_tried():
     deferred = next(one for one in plan.options if one.change.defer_receives)
     for gain, advice in ((0.0299, "noise"), (0.0301, "try"), (-0.0004, "no")):
         option = replace(deferred, throughput_gain=gain)
-        told = answer_of_plan(replace(plan, options=(option,)))
+        told = answer_of_plan(Planned(plan=replace(plan, options=(option,))))
         assert [one.advice for one in told.options] == [advice], gain
 
 
@@ -83,7 +84,7 @@ def gain_of(option):
 
 def test_it_is_written_for_torch_and_left_out_for_those_who_cannot_be_told():
     run = interleaved()
-    told = answer_of_plan(make_plan(*run, allowed=Permissions(framework="torch")))
+    told = answer_of_plan(Planned(plan=make_plan(*run, allowed=Permissions(framework="torch"))))
     option = next(one for one in told.options if one.lever == "defer")
     assert option.words == "receives deferred"
     assert option.change.defer_receives
@@ -92,6 +93,6 @@ def test_it_is_written_for_torch_and_left_out_for_those_who_cannot_be_told():
     assert set(option.apply) == {"torch"}
     titan = make_plan(*run_by("torchtitan", run), allowed=Permissions(framework="torchtitan"))
     assert not any(one.change.defer_receives for one in titan.options)
-    assert "receives deferred" in answer_of_plan(titan).left_out.sentence
+    assert "receives deferred" in answer_of_plan(Planned(plan=titan)).left_out.sentence
     megatron = make_plan(*run_by("megatron", run), allowed=Permissions(framework="megatron"))
     assert not any(one.change.defer_receives for one in megatron.options)

@@ -18,7 +18,8 @@ from debubble.plan.lever import OrderSearch, Refusal, Start
 from debubble.plan.levers import order
 from debubble.plan.option import headroom_after, quick_latency_s
 from debubble.plan.orders.search import find_order
-from debubble.report.answers.change import Tokens, describe_refused, start_from
+from debubble.plan.request import Stated
+from debubble.report.answers.change import describe_refused
 from debubble.timeline.schedules import check_order, order_of, parse_order
 
 RECORDED = REPOSITORY / "tests" / "data" / "h200" / "1f1b_p3_m7"
@@ -26,14 +27,7 @@ GIB = 2.0**30
 
 
 def baseline_of(limit_bytes=None):
-    return start_from(
-        analyse_recording(RECORDED),
-        None,
-        tokens=Tokens(),
-        layers=None,
-        limit_bytes=limit_bytes,
-        schedule=None,
-    )
+    return analyse_recording(RECORDED).baseline(Stated(limit_bytes=limit_bytes))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +90,7 @@ def test_a_limit_that_the_run_is_over_is_kept_by_the_stages_of_ranks_that_lack_m
 def test_forward_passes_alone_have_nothing_to_be_ordered():
     forward = REPOSITORY / "tests" / "data" / "h200" / "fwd_closed_m4"
     run = analyse_recording(forward)
-    base = start_from(run, None, tokens=Tokens(), layers=None, limit_bytes=None, schedule=None)
+    base = run.baseline()
     start = Start(baseline=base, timeline=run.timeline, search=OrderSearch(rounds=1))
     with pytest.raises(UsageError, match="forward passes alone have one order"):
         next(order.ideas(start))
@@ -120,7 +114,7 @@ def test_torch_is_told_of_the_file_and_of_stages_that_keep_less(baseline):
 @pytest.mark.slow
 def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(tmp_path):
     recorded = REPOSITORY / "tests" / "data" / "frameworks" / "mg_2321"
-    flags = "--search-rounds 1 --json --quiet"
+    flags = "--search 1 --json --quiet"
     answer = json.loads(type_command(f"debubble plan {recorded} {flags}", tmp_path).text)
     (refused,) = (one for one in answer["refused"] if one["lever"] == "order")
     assert refused["reason"] == "megatron takes no order of passes; --for any looks for one"
@@ -133,7 +127,7 @@ def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(t
 
 @pytest.mark.slow
 def test_what_plan_finds_simulate_prices_alike_from_its_file(tmp_path):
-    flags = "--memory-limit 4.7GiB --search-rounds 20 --emit torch -o order.csv --json --quiet"
+    flags = "--memory-limit 4.7GiB --search 20 --emit torch -o order.csv --json --quiet"
     answer = type_command(f"debubble plan {RECORDED} {flags}", tmp_path)
     assert answer.code == 0, answer.text
     found = json.loads(answer.text)

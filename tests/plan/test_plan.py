@@ -210,7 +210,7 @@ def test_an_order_in_a_file_cannot_be_what_changes_start_from(tmp_path):
 
 def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
     runs = f"{recorded_data}/fwd_closed_m8", f"{recorded_data}/fwd_closed_m8_t512"
-    flags = f"--also {runs[1]} --also-tokens 512 --tokens 2048"
+    flags = f"--also {runs[1]} --tokens-measured 1024,512 --tokens 2048"
     both = plan_of(runs[0], flags, cwd=tmp_path)["context_length"]
     one = plan_of(runs[0], "--tokens 2x", cwd=tmp_path)["context_length"]
     assert both["token_scale"] == pytest.approx(2.0)
@@ -235,10 +235,11 @@ def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
         ("--tokens 2048", "how many tokens a microbatch has as it is cannot be told"),
         ("--tokens some", "is no number of tokens"),
         ("--tokens 5000x", "cannot be predicted from this run"),
-        ("--tokens 9 --also-tokens 512", "--also-tokens is about --also"),
+        ("--tokens 9 --tokens-measured 8,512", "names two runs, and there is one"),
         ("--also tests/data/h200/fwd_closed_m4", "one of the runs trains"),
         ("--also tests/data/h200/1f1b_p3_m7", "the runs have 2 and 3 ranks"),
-        ("--kv-utilisation 80%", "its size is not known"),
+        ("--kv-tokens-measured 8", "its size is not known"),
+        ("--search 0s", "a search takes some time"),
         ("--kv-bytes-per-token-layer 0", "a token takes some bytes"),
     ],
 )

@@ -132,17 +132,11 @@ def test_a_reader_of_traces_understands_it(timeline, tmp_path):
     assert {gap.code for gap in trace.gaps} <= {Code.NOT_UNDERSTOOD}
 
 
-def test_a_file_is_packed_by_its_name_and_replaced_only_by_force(timeline, tmp_path):
+def test_a_file_is_packed_by_its_name(timeline, tmp_path):
     plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
     write_chrome(timeline, plain)
     write_chrome(timeline, packed)
     assert json.loads(gzip.decompress(packed.read_bytes())) == json.loads(plain.read_bytes())
-    plain.write_text("precious")
-    with pytest.raises(UsageError, match=r"a\.json is there already"):
-        write_chrome(timeline, plain)
-    assert plain.read_text() == "precious"
-    write_chrome(timeline, plain, force=True)
-    assert plain.read_bytes().startswith(b"{")
 
 
 def test_a_folder_that_is_not_there_is_an_error_with_a_name(timeline, tmp_path):

@@ -13,6 +13,7 @@ from debubble.links.logs.model import (
     CopyLog,
     Counter,
     CounterLog,
+    LinkErrors,
     Message,
     MessageLog,
     NvlinkErrors,
@@ -84,11 +85,15 @@ def test_each_kind_of_log_is_listed_under_its_file(kind):
 
 
 RECORDED = {
-    "copies": (CopyLog(file="f", rates_gb_s=(("h2d", 25.0),)), ("h2d", "25.0 GB/s")),
+    "copies": (CopyLog(file="f", bytes_per_s={"h2d": 25e9}), ("h2d", "25.0 GB/s")),
     "counters": (
         CounterLog(
             file="f",
-            counters=(Counter(name="crc", host="a", device="3", increase=7, intervals=9, risen=2),),
+            counters=(
+                Counter(
+                    name="crc", host="a", device="3", increase=7, intervals=9, risen_intervals=2
+                ),
+            ),
         ),
         ("3", "a", "crc", "7", "2 of 9"),
     ),
@@ -104,7 +109,13 @@ RECORDED = {
         ("0 → 1", "receiver", "3", "1.00 MiB", "3.00 ms"),
     ),
     "errors": (
-        NvlinkErrors(file="f", devices=((1, "H200", ((4, "replay", 0), (5, "crc", 12))),)),
+        NvlinkErrors(
+            file="f",
+            counters=tuple(
+                LinkErrors(device=1, name="H200", link=link, kind=kind, errors=errors)
+                for link, kind, errors in ((4, "replay", 0), (5, "crc", 12))
+            ),
+        ),
         ("1", "H200", "5", "12 crc"),
     ),
 }

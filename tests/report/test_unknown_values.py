@@ -13,13 +13,12 @@ from rich.console import Console
 from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
+import debubble
 from debubble.measure.compare import compare
 from debubble.report.answers.compare import answer_compare
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.inspect import answer_inspect
 from debubble.report.answers.links import answer_links
-from debubble.report.answers.plan import answer_plan
-from debubble.report.answers.simulate import Request, answer_simulate
 from debubble.report.compare import compare_page
 from debubble.report.find import find_page
 from debubble.report.html.measured import compare_report
@@ -100,13 +99,13 @@ def test_inspect_can_be_written_without_any_of_its_values():
     check(answer_inspect(read_recording(H200 / "1f1b_p3_m7")), inspect_page)
 
 
-@pytest.mark.parametrize("request_", [Request(), Request(microbatches=14)], ids=["as-is", "more"])
-def test_simulate_can_be_written_without_any_of_its_values(run, request_):
-    check(answer_simulate(run, request_), simulate_page)
+@pytest.mark.parametrize("microbatches", [None, 14], ids=["as-is", "more"])
+def test_simulate_can_be_written_without_any_of_its_values(run, microbatches):
+    check(debubble.simulate(run, microbatches=microbatches), simulate_page)
 
 
 def test_plan_can_be_written_without_any_of_its_values(run):
-    check(answer_plan(run), plan_page)
+    check(debubble.plan(run), plan_page)
 
 
 def test_compare_can_be_written_without_any_of_its_values(run):
@@ -119,7 +118,7 @@ def test_compare_can_be_written_without_any_of_its_values(run):
 
 
 def test_a_plan_without_memory_describes_no_chart_that_is_not_there(run):
-    answer = answer_plan(run)
+    answer = debubble.plan(run)
     [shown] = pipelines_shown(run)
     whole = plan_report(answer, shown, None, plan_page(answer), "x").sections[0]
     assert "latency against memory" in whole

@@ -13,9 +13,9 @@ import pytest
 import debubble
 from debubble.errors import NoFit, UsageError
 from debubble.ledger.causes import Cause
-from debubble.report.answers.server_plan import read_traffic
 from debubble.serving.costs import pass_ns
 from debubble.serving.plan import model_server, plan_server, predict
+from debubble.serving.question import read_traffic
 from debubble.serving.traffic import Setting, Traffic, _grown, _Request
 from debubble.timeline.turns import Phase
 

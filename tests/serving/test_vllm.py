@@ -9,7 +9,8 @@ from support.vllm_count import Count
 
 import debubble
 from debubble.ledger.causes import Cause
-from debubble.report.answers.server_plan import ServerQuestion, answer_server_plan
+from debubble.report.answers.server_plan import answer_server_plan
+from debubble.serving.question import ServerQuestion
 from debubble.timeline.turns import Phase
 
 SHIPPED = Path(__file__).parents[1] / "data" / "vllm"

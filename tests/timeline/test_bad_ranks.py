@@ -13,7 +13,6 @@ from timeline.test_mixed_runs import later
 
 from debubble.errors import Code
 from debubble.timeline.bubble import measure_windows
-from debubble.timeline.figures import _without_contradictions
 from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.trace.columns import Kernels, Operation, Operators, build
 from debubble.trace.run import Run
@@ -174,26 +173,6 @@ def test_a_clock_that_is_years_off_is_put_right_and_named(name, by_ns):
     assert named
     assert named <= {0, 1}
     assert found.timeline.clock_uncertainty_ns < right.batch_latency_ns / 10
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"step_time_ns": -5},
-        {"batch_latency_ns": 0},
-        {"bubble_fraction": -0.1},
-        {"useful_fraction": 1.01},
-        {"batch_latency_ns": 10**9, "step_time_ns": 10**8},
-    ],
-)
-def test_figures_that_cannot_be_are_not_given(wrong):
-    sound = measure_run(recorded(), Question()).shown
-    assert _without_contradictions(sound) is sound
-    found = _without_contradictions(replace(sound, **wrong))
-    assert (found.bubble_fraction, found.batch_latency_ns, found.step_time_ns) == (None,) * 3
-    assert found.windows == ()
-    assert "ranks 0-3" in found.gaps[-1].message
-    assert found.gaps[-1].code is Code.IMPOSSIBLE
 
 
 def test_a_step_whose_passes_hold_no_work_is_no_window():

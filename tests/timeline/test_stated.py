@@ -15,9 +15,8 @@ from debubble.timeline.figures import count_microbatches, hold_against
 from debubble.timeline.schedules import SCHEDULES, Statement, order_of, state_schedule
 
 
-def held(timeline, statement, *, streams=False):
-    microbatches = count_microbatches(timeline, 0)
-    return hold_against(statement, timeline, 0, microbatches, streams=streams)
+def held(timeline, statement):
+    return hold_against(statement, timeline, 0, count_microbatches(timeline, 0))
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 5), st.integers(1, 12), st.integers(1, 3))
@@ -83,12 +82,11 @@ def test_sizes_that_a_schedule_cannot_have_contradict_it(name, why):
     assert stated.agrees is False
 
 
-def test_a_stream_a_part_and_uneven_steps_are_not_checked():
+def test_a_part_and_uneven_steps_are_not_checked():
     whole = timeline_of_order(order_of("1f1b", 3, 6))
     part = replace(whole, ranks=tuple(replace(r, members=(0, 1, 2, 3)) for r in whole.ranks))
     uneven = replace(whole, passes=whole.passes.where(np.arange(len(whole.passes)) > 0))
     for stated in (
-        held(whole, state_schedule("1f1b"), streams=True),
         held(part, state_schedule("1f1b")),
         held(uneven, state_schedule("1f1b")),
     ):

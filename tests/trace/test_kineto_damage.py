@@ -185,7 +185,7 @@ def test_a_gzip_bomb_is_refused_by_ratio(tmp_path):
     bomb = b'{"traceEvents": [' + b" " * 80_000_000
     with pytest.raises(TraceTooLarge, match="250 times") as caught:
         read_kineto(write(tmp_path / "a.json.gz", bomb))
-    assert "--max-ratio" in caught.value.hint
+    assert "--max-inflated" in caught.value.hint
 
 
 def test_a_file_that_inflates_beyond_the_limit_is_refused(tmp_path):

@@ -145,7 +145,7 @@ def test_a_file_without_a_rank_is_an_error_unless_the_rank_is_given(tmp_path):
     path = write(tmp_path / "trace.json", document([kernel()], rank=None))
     with pytest.raises(RunNotFound, match="no rank") as caught:
         read(path)
-    assert "--rank" in caught.value.hint
+    assert "rank<N>.json.gz" in caught.value.hint
     assert [trace.rank for trace in read(path, rank=5).ranks] == [5]
 
 

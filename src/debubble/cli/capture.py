@@ -10,7 +10,17 @@ import click
 from debubble.capture.around import capture_command
 from debubble.capture.server import KINDS, ServerOrder, capture_server
 from debubble.capture.settings import DEFAULT_OUT, PROFILED_STEPS, WAIT_STEPS, Settings
-from debubble.cli.options import Manners, output_options, print_answer
+from debubble.cli.history import parse_tags
+from debubble.cli.options import (
+    Manners,
+    Verb,
+    input_option,
+    limit_option,
+    output_option,
+    output_options,
+    print_answer,
+    question_option,
+)
 from debubble.errors import UsageError
 from debubble.report.inspect import capture_json, capture_page, server_json, server_page
 
@@ -20,36 +30,38 @@ _SERVER_SECONDS = 2.0
 _AROUND_SECONDS = 2.0
 
 
-@click.command("capture")
+@click.command("capture", cls=Verb)
 @click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
-@click.option(
+@question_option(
     "--steps", type=int, help=f"Steps to profile; {PROFILED_STEPS} of a job unless you say so."
 )
-@click.option("--every", type=int, metavar="N", help="Capture again every N steps; once without.")
-@click.option(
+@question_option(
+    "--every", type=int, metavar="N", help="Steps from one capture to the next; once without."
+)
+@question_option(
     "--wait", type=int, default=WAIT_STEPS, show_default=True, help="Steps before the first."
 )
-@click.option(
+@output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_OUT,
     show_default=True,
     help="Folder for the captures.",
 )
-@click.option("--keep", type=int, metavar="N", help="Keep the newest N captures; all without.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Noted in the sidecars.")
-@click.option("--server", metavar="URL", help="Capture a serving engine instead of a command.")
-@click.option("--kind", type=click.Choice(KINDS), help="Which engine the server is.")
-@click.option(
+@limit_option("--keep", type=int, metavar="N", help="Captures to keep, the newest; all without.")
+@output_option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Note in the sidecars.")
+@input_option("--server", metavar="URL", help="Serving engine to capture instead of a command.")
+@input_option("--kind", type=click.Choice(KINDS), help="Engine that the server is.")
+@question_option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help=f"How long to profile a server; {_SERVER_SECONDS:g} unless you say so.",
+    help=f"Time to profile a server; {_SERVER_SECONDS:g} unless you say so.",
 )
-@click.option(
+@question_option(
     "--around",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="How long to note a server's own metrics before and after; "
+    help="Time to note a server's own metrics before and after; "
     f"{_AROUND_SECONDS:g} unless you say so, 0 for not at all.",
 )
 @output_options
@@ -69,7 +81,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Profile a few steps of COMMAND on all its ranks, or of a server; COMMAND stays as it is."""
-    next_command = "" if manners.quiet else f"debubble find {shlex.quote(str(out))}"
+    next_command = manners.hint(f"debubble find {shlex.quote(str(out))}")
     if server is not None:
         if command_words:
             raise UsageError("both a server and a command", hint="give one of them")
@@ -101,15 +113,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
         wait=wait,
         out=out,
         keep=keep,
-        tags=dict(_as_tag(tag) for tag in tags),
+        tags=parse_tags(tags, "--tag branch=main"),
     )
     captures = capture_command(command_words, settings, output_to_stderr=bool(manners.as_json))
     page = capture_page(captures, next_command)
     print_answer(page, capture_json(captures), manners)
-
-
-def _as_tag(text: str) -> tuple[str, str]:
-    key, sign, value = text.partition("=")
-    if not (key and sign):
-        raise UsageError(f"{text!r} is no tag", hint="write it as --tag branch=main")
-    return key, value

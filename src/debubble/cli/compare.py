@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING
 
 import click
 
-from debubble.cli.gates import (
-    close_gate,
-    recall,
-    recall_predictions,
-    refuse_doubted,
-    refuse_to_judge,
-    with_tokens,
-)
+from debubble.cli.gates import close_gate, refuse_doubted, refuse_to_judge
+from debubble.cli.history import recall, recall_predictions, with_tokens
 from debubble.cli.options import (
     Manners,
     Reader,
-    exit_strictly,
-    html_option,
+    Verb,
+    finish,
+    input_option,
+    limit_option,
+    memory_limit_option,
     output_options,
-    place_for,
-    print_answer,
+    pipeline_option,
+    question_option,
+    report_options,
+    store_option,
     trace_options,
     write_html,
 )
+from debubble.cli.planning import parse_tokens
 from debubble.errors import Gap, Touch, UsageError
 from debubble.trace.source import is_url
-from debubble.units import NS_PER_S, counted, parse_memory, parse_share
+from debubble.units import NS_PER_S, counted, parse_share
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
@@ -40,30 +40,51 @@ if TYPE_CHECKING:
     from debubble.report.html.views import PipelineView
 
 
-@click.command("compare")
+def parse_verdicts(text: str) -> frozenset[Verdict]:
+    """Read `worse,unsafe_memory`."""
+    from debubble.measure.comparison import Verdict
+
+    known = [verdict.value for verdict in Verdict]
+    words = [word.strip() for word in text.split(",")]
+    wrong = [word for word in words if word not in known]
+    if wrong:
+        raise UsageError(f"{wrong[0]!r} is no verdict", hint=f"some of {', '.join(known)}")
+    return frozenset(Verdict(word) for word in words)
+
+
+@click.command("compare", cls=Verb)
 @click.argument("before")
 @click.argument("after")
-@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
-@click.option(
+@pipeline_option
+@limit_option(
     "--threshold",
+    type=parse_share,
     metavar="SHARE",
-    help="The smallest change that matters.  [default: what repeated runs differ by]",
+    help="Smallest change that matters.  [default: what repeated runs differ by]",
 )
-@click.option(
-    "--target-batch", type=float, metavar="N", help="Microbatches that both must have a step."
+@input_option(
+    "--tokens",
+    type=parse_tokens,
+    metavar="N[,N]",
+    help="Tokens of a microbatch, before and after.",
 )
-@click.option("--tokens", metavar="N[,N]", help="Tokens of a microbatch, before and after.")
-@click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
-@click.option(
+@memory_limit_option
+@input_option(
     "--predicted",
     metavar="FILE",
-    help="What `plan --json` said of BEFORE.  [default: what `plan --save` kept of it]",
+    help="Answer of `plan --json` to BEFORE.  [default: what `plan --save` kept of it]",
 )
-@click.option("--change", metavar="WORDS", help="Which of its options was made, if it is not seen.")
-@click.option("--fail-on", metavar="VERDICT,...", help="Exit with 1 on these verdicts.")
-@html_option
-@click.option("--force", is_flag=True, help="Let --html replace a file.")
-@click.option("--store", metavar="URL", help="Where names are kept: sqlite:///… or postgresql://…")
+@question_option(
+    "--change", metavar="WORDS", help="Option of that plan that was made, if it is not seen."
+)
+@limit_option(
+    "--fail-on",
+    type=parse_verdicts,
+    metavar="VERDICT,...",
+    help="Verdicts with which the exit code is 1.",
+)
+@report_options
+@store_option
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -71,15 +92,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     before: str,
     after: str,
     pipeline: int | None,
-    threshold: str | None,
-    target_batch: float | None,
-    tokens: str | None,
-    memory_limit: str | None,
+    threshold: float | None,
+    tokens: tuple[int, int | None] | None,
+    limit_bytes: int | None,
     predicted: str | None,
     change: str | None,
-    fail_on: str | None,
-    html: str | None,
-    force: bool,
+    fail_on: frozenset[Verdict] | None,
+    report_path: Path | None,
     store: str | None,
     reader: Reader,
     manners: Manners,
@@ -88,20 +107,15 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     Commas join captures of one setting. Results of load generators are compared, too.
     """
-    from debubble.measure.compare import DEFAULT_THRESHOLD, compare
+    from debubble.measure.compare import DEFAULT_THRESHOLD, compare, compare_causes
     from debubble.measure.comparison import Verdict
-    from debubble.report.answers.compare import answer_compare, compare_causes
+    from debubble.report.answers.compare import answer_compare
     from debubble.report.compare import compare_page
     from debubble.report.html.measured import compare_report
 
-    if target_batch is not None and target_batch <= 0:
-        raise UsageError("--target-batch is a number of microbatches, 1 or more")
-    picture = place_for(html, force=force)
-    failing = parse_verdicts(fail_on)
-    counts = parse_tokens(tokens)
-    sides = [
-        _measure(words, reader, pipeline, store, quiet=manners.quiet) for words in (before, after)
-    ]
+    failing = fail_on or frozenset()
+    counts = (None, None) if tokens is None else (tokens[0], tokens[1] or tokens[0])
+    sides = [_measure(words, reader, pipeline, store, manners) for words in (before, after)]
     gaps = [gap for side in sides for gap in side.gaps]
     first, second = (
         with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)
@@ -118,21 +132,21 @@ def command(  # noqa: PLR0913 (one argument a flag)
         replace(first, predicted=kept),
         second,
         change=change,
-        threshold=DEFAULT_THRESHOLD if threshold is None else parse_share(threshold),
-        target_batch=target_batch,
-        limit_bytes=None if memory_limit is None else parse_memory(memory_limit),
+        threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
+        limit_bytes=limit_bytes,
     )
-    answer = answer_compare(found, gaps, compare_causes(*(side.captures for side in sides)))
-    page = compare_page(answer, "" if manners.quiet else _next_command(after, found))
+    answer = answer_compare(
+        found, gaps, compare_causes(*([run.shares for run in side.captures] for side in sides))
+    )
+    page = compare_page(answer, manners.hint(_next_command(after, found)))
     if kept and found.predicted is None:
         count = counted(len(kept), "prediction")
         page.notes.append(f"{count} of {before}, none of this change: --change names it")
-    if picture is not None:
+    if report_path is not None:
         shown = [side.shown() for side in sides]
         report = compare_report(answer, shown, page, f"{before} → {after}")
-        write_html(report, picture, quiet=manners.quiet)
-    print_answer(page, answer, manners)
-    exit_strictly(answer.warnings, manners)
+        write_html(report, report_path, manners)
+    finish(page, answer, manners)
     if failing:
         took_ns = min(
             (
@@ -208,37 +222,8 @@ def read_predictions(file: str) -> tuple[Prediction, ...]:
         ) from error
 
 
-def parse_verdicts(text: str | None) -> frozenset[Verdict]:
-    """Read `worse,unsafe_memory`."""
-    from debubble.measure.comparison import Verdict
-
-    if text is None:
-        return frozenset()
-    known = [verdict.value for verdict in Verdict]
-    words = [word.strip() for word in text.split(",")]
-    wrong = [word for word in words if word not in known]
-    if wrong:
-        raise UsageError(f"{wrong[0]!r} is no verdict", hint=f"some of {', '.join(known)}")
-    return frozenset(Verdict(word) for word in words)
-
-
-def parse_tokens(text: str | None) -> tuple[int | None, int | None]:
-    """Read `4096`, or `4096,2048`: before and after."""
-    if text is None:
-        return None, None
-    parts = text.split(",")
-    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
-        raise UsageError(f"{text!r} is no number of tokens", hint="write 4096, or 4096,2048")
-    return int(parts[0]), int(parts[-1])
-
-
 def _measure(
-    words: str,
-    reader: Reader,
-    pipeline: int | None,
-    store: str | None,
-    *,
-    quiet: bool,
+    words: str, reader: Reader, pipeline: int | None, store: str | None, manners: Manners
 ) -> _Side:
     """Take each word for traces, or for a name in the history where nothing is called so."""
     from debubble.measure.load_results import measure_load, read_load_result
@@ -252,8 +237,7 @@ def _measure(
         kept = recall(word, store) if loaded is None else [measure_load(loaded)]
         measurements += kept
         if not kept:
-            question = Question(pipeline=pipeline)
-            analysis = reader.analyse([word], question, quiet=quiet)
+            analysis = reader.analyse([word], Question(pipeline=pipeline), manners)
             captures.append(analysis)
             measurements.append(analysis.measurement)
     if not measurements:

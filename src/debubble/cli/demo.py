@@ -27,7 +27,16 @@ from debubble.annexes.tune.run import (
     clear_trial,
     improve_once,
 )
-from debubble.cli.options import Manners, exit_strictly, output_options, print_answer
+from debubble.cli.options import (
+    Manners,
+    Verb,
+    exit_strictly,
+    force_option,
+    output_option,
+    output_options,
+    print_answer,
+    question_option,
+)
 from debubble.errors import MissingExtra, UsageError
 from debubble.report.tune import demo_json, demo_page
 
@@ -40,24 +49,28 @@ WHAT_IT_IS = (
 )
 
 
-@click.command("demo")
-@click.option(
+@click.command("demo", cls=Verb)
+@output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("debubble-demo"),
     show_default=True,
     help="Folder for the traces.",
 )
-@click.option("--force", is_flag=True, help="Replace an earlier run in that folder.")
-@click.option(
+@force_option
+@question_option(
     "--schedule",
     type=click.Choice([name for name, known in SCHEDULES.items() if known.layout == "single"]),
     default=BEFORE.schedule,
     show_default=True,
-    help="The order of the passes.",
+    help="Order of the passes.",
 )
-@click.option(
-    "--microbatches", type=int, default=BEFORE.microbatches, show_default=True, help="Before."
+@question_option(
+    "--microbatches",
+    type=int,
+    default=BEFORE.microbatches,
+    show_default=True,
+    help="Microbatches in a step before the change.",
 )
 @output_options
 def command(
@@ -84,12 +97,12 @@ def command(
         bench,
         most_microbatches=MOST_MICROBATCHES,
         seconds=WITHIN_S,
-        on_step=lambda line: None if manners.quiet else click.echo(line, err=True),
+        on_step=manners.say,
     )
     about = what_it_is(workload)
     commands = _commands(Template(words=("python", *words), now=now), made, out)
     page = demo_page(made, about, out, commands)
-    page.next_command = "" if manners.quiet else f"debubble find {shlex.quote(str(out / 'before'))}"
+    page.next_command = manners.hint(f"debubble find {shlex.quote(str(out / 'before'))}")
     print_answer(page, demo_json(made, about, out, commands), manners)
     exit_strictly(
         (*made.before.measured_warnings, *made.after.measured_warnings, *made.gaps), manners

@@ -14,16 +14,21 @@ from debubble.cli.options import (
     RECORD,
     Manners,
     Reader,
+    Verb,
     drawing_width,
     exit_strictly,
+    force_option,
     gathered,
     html_option,
     in_flight_option,
+    input_option,
+    limit_option,
+    output_option,
     output_options,
-    place_for,
+    pipeline_option,
+    places_for,
+    price_option,
     print_answer,
-    refuse_same_place,
-    tariff_options,
     trace_options,
     write_html,
 )
@@ -32,41 +37,24 @@ from debubble.units import parse_share, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
+    from debubble.measure.worth import Tariff
     from debubble.report.answers.find import FindAnswer
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.text import Page
+    from debubble.timeline.fleet.survey import NoPipelineIn
+
+_VIEWER = "https://ui.perfetto.dev"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
-    """What was asked for, as it was typed."""
+    """What to draw besides the answer: lanes of text, and files."""
 
     lanes: bool
-    perfetto: str | None
-    opened: bool
-    svg: str | None
-    html: str | None
-    force: bool
+    perfetto: Path | None
+    svg: Path | None
+    html: Path | None
 
-    @property
-    def need_a_pipeline(self) -> bool:
-        """Whether any of it says nothing without one."""
-        return bool(self.perfetto or self.svg)
-
-    def check(self, *, as_json: bool) -> None:
-        """Refuse what cannot be printed together, or written."""
-        outs = {"--html": self.html, "--perfetto": self.perfetto, "--svg": self.svg}
-        refuse_same_place(outs)
-        for out in outs.values():
-            place_for(out, force=self.force)
-        if self.opened and self.perfetto is None:
-            raise UsageError("--open shows what --perfetto writes", hint="add --perfetto OUT")
-        if self.lanes and as_json:
-            raise UsageError(
-                "--timeline draws for people, --json is for programs", hint="leave one"
-            )
-
-    def draw(self, analysis: Analysis, page: Page, words: str, *, quiet: bool) -> None:
+    def draw(self, analysis: Analysis, page: Page, words: str, manners: Manners) -> None:
         """Write the files, and put lanes below the answer."""
         from debubble.ledger.ledger import list_waits
         from debubble.report.chrome import write_chrome
@@ -75,82 +63,62 @@ class Pictures:
         from debubble.report.lanes import draw_lanes, frame_step
         from debubble.report.svg import draw_svg
 
-        asks = self.lanes or self.need_a_pipeline
-        waits = list_waits(analysis.ledger) if asks and analysis.ledger else ()
         pipeline, timeline = analysis.pipeline, analysis.timeline
+        asks = self.lanes or self.perfetto or self.svg
+        waits = list_waits(analysis.ledger) if asks and analysis.ledger else ()
         step = analysis.step
         if step is None and pipeline.windows:
             step = pipeline.windows[0].step
         if self.lanes and pipeline.one_run:
             page.drawing = draw_lanes(timeline, pipeline.pipeline, step, drawing_width(), waits)
         if self.perfetto is not None:
-            write_chrome(timeline, Path(self.perfetto), waits=waits, force=self.force)
-            from debubble.cli.viewer import VIEWER
-
-            where = "" if self.opened else f"; open it in {VIEWER}"
-            _say(f"{self.perfetto} written{where}", quiet=quiet)
+            write_chrome(timeline, self.perfetto, waits)
+            manners.say(f"{self.perfetto} written; open it in {_VIEWER}")
         if self.svg is not None:
             if not pipeline.one_run:
                 raise UsageError("there is nothing to draw: these ranks are not of one run")
             frame = frame_step(timeline, pipeline.pipeline, step, waits)
-            picture = draw_svg(frame, page.answer).encode()
-            write_file(Path(self.svg), picture, force=self.force)
-            _say(f"{self.svg} written", quiet=quiet)
+            write_file(self.svg, draw_svg(frame, page.answer).encode())
+            manners.say(f"{self.svg} written")
         if self.html is not None:
-            write_html(
-                find_report(pipelines_shown(analysis), page, words), Path(self.html), quiet=quiet
-            )
-
-    def show(self, *, quiet: bool) -> None:
-        """Show the trace in a browser, once the answer has been printed."""
-        if self.opened and self.perfetto is not None:
-            from debubble.cli.viewer import VIEWER, open_trace
-
-            file = Path(self.perfetto)
-            if not open_trace(file, lambda words: _say(words, quiet=quiet)):
-                _say(f"nobody fetched it; open {file} in {VIEWER} yourself", quiet=quiet)
-
-    def report_no_pipeline(self, page: Page, words: str, *, quiet: bool) -> None:
-        """Write the one file that says something without a pipeline."""
-        from debubble.report.html.measured import no_pipeline_report
-
-        if self.html is not None:
-            write_html(no_pipeline_report(page, words), Path(self.html), quiet=quiet)
+            write_html(find_report(pipelines_shown(analysis), page, words), self.html, manners)
 
 
-picture_options = gathered(
-    "pictures",
-    Pictures,
-    click.option("--timeline", "lanes", is_flag=True, help="Draw a step, a lane a rank."),
-    click.option("--perfetto", metavar="OUT", help="Write all ranks as one trace for Perfetto."),
-    click.option("--open", "opened", is_flag=True, help="Show it in the browser, by Perfetto."),
-    click.option("--svg", metavar="OUT", help="Write a picture of a step, a lane a rank."),
-    html_option,
-    click.option("--force", is_flag=True, help="Let --perfetto, --svg and --html replace a file."),
-)
+def _place_pictures(
+    *, lanes: bool, perfetto: str | None, svg: str | None, html: str | None, force: bool
+) -> Pictures:
+    outs = {"--html": html, "--perfetto": perfetto, "--svg": svg}
+    report_path, trace_path, picture_path = places_for(outs, force=force)
+    return Pictures(lanes=lanes, perfetto=trace_path, svg=picture_path, html=report_path)
 
 
-def _say(words: str, *, quiet: bool) -> None:
-    if not quiet:
-        click.echo(words, err=True)
-
-
-@click.command("find")
+@click.command("find", cls=Verb)
 @click.argument("traces", nargs=-1, required=True)
-@click.option("--step", type=int, metavar="N", help="One step alone, by the profiler's number.")
-@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
-@click.option(
-    "--schedule", metavar="NAME|FILE", help="The schedule as you know it, or its order as CSV."
+@input_option("--step", type=int, metavar="N", help="One step alone, by the profiler's number.")
+@pipeline_option
+@input_option(
+    "--schedule", metavar="NAME|FILE", help="Schedule that ran, by name or as an order in CSV."
 )
-@click.option(
+@input_option(
     "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank in that schedule."
 )
 @in_flight_option
-@click.option(
-    "--fail-over", metavar="SHARE", help="Exit with 1 when the bubble is larger, such as 20%."
+@limit_option(
+    "--fail-over",
+    type=parse_share,
+    metavar="SHARE",
+    help="Bubble above which the exit code is 1, such as 20%.",
 )
-@tariff_options
-@picture_options
+@price_option
+@gathered(
+    "pictures",
+    _place_pictures,
+    output_option("--timeline", "lanes", is_flag=True, help="Lanes of a step, as text."),
+    output_option("--perfetto", metavar="OUT", help="Trace of all ranks, for Perfetto."),
+    output_option("--svg", metavar="OUT", help="Picture of a step, a lane a rank."),
+    html_option,
+    force_option,
+)
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -161,7 +129,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     schedule: str | None,
     chunks: int | None,
     in_flight_measured: int | None,
-    fail_over: str | None,
+    fail_over: float | None,
     tariff: Tariff,
     pictures: Pictures,
     reader: Reader,
@@ -169,43 +137,59 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Measure the bubble of a pipeline from TRACES of all its ranks, against theory."""
     from debubble.report.answers.find import answer_find
-    from debubble.report.answers.inspect import answer_no_pipeline, answer_ranks
-    from debubble.report.find import find_page, no_pipeline_page
-    from debubble.report.inspect import rank_table
+    from debubble.report.find import find_page
     from debubble.timeline.fleet.survey import NoPipelineIn, Question
     from debubble.timeline.schedules import state_schedule
 
-    allowed = None if fail_over is None else parse_share(fail_over)
-    pictures.check(as_json=bool(manners.as_json))
+    if pictures.lanes:
+        manners.refuse_drawing()
     if schedule is None and chunks is not None:
         raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
-    statement = None if schedule is None else state_schedule(schedule, chunks)
     question = Question(
-        pipeline=pipeline, step=step, statement=statement, in_flight=in_flight_measured
+        pipeline=pipeline,
+        step=step,
+        statement=None if schedule is None else state_schedule(schedule, chunks),
+        in_flight=in_flight_measured,
     )
     words = shlex.join(traces)
     try:
-        analysis = reader.analyse(traces, question, quiet=manners.quiet)
+        analysis = reader.analyse(traces, question, manners)
     except NoPipelineIn as why:
-        if not why.run.ranks or pictures.need_a_pipeline:
+        if not why.run.ranks or pictures.perfetto or pictures.svg:
             raise
-        found = answer_no_pipeline(why)
-        following = "" if manners.quiet else RECORD
-        page = no_pipeline_page(found, rank_table(answer_ranks(why.run)), following)
-        pictures.report_no_pipeline(page, words, quiet=manners.quiet)
-        print_answer(page, found, manners)
-        exit_strictly(found.warnings, manners)
-        if allowed is not None:
+        _answer_no_pipeline(why, pictures.html, words, manners)
+        if fail_over is not None:
             refuse_to_judge("--fail-over", why.message, why.hint)
         return
     answer = answer_find(analysis, tariff)
-    page = find_page(answer, "" if manners.quiet else _following(analysis, answer, words))
-    pictures.draw(analysis, page, words, quiet=manners.quiet)
+    page = find_page(answer, manners.hint(_following(analysis, answer, words)))
+    pictures.draw(analysis, page, words, manners)
     print_answer(page, answer, manners)
-    pictures.show(quiet=manners.quiet)
     exit_strictly(answer.warnings, manners)
-    if allowed is not None:
-        judge_bubbles(analysis.pipelines, allowed, analysis.measured_warnings)
+    if fail_over is not None:
+        judge_bubbles(analysis.pipelines, fail_over, analysis.measured_warnings)
+
+
+def _answer_no_pipeline(
+    why: NoPipelineIn, report_path: Path | None, words: str, manners: Manners
+) -> None:
+    """Say that there is no pipeline, and what the ranks hold."""
+    from debubble.report.answers.inspect import answer_no_pipeline
+    from debubble.report.html.page import Report
+    from debubble.report.inspect import rank_table
+    from debubble.report.text import Page
+
+    answer = answer_no_pipeline(why)
+    page = Page(
+        answer=answer.verdict,
+        tables=[rank_table(why.run.summarised())],
+        gaps=list(answer.warnings),
+        next_command=manners.hint(RECORD),
+    )
+    if report_path is not None:
+        write_html(Report(verb="find", run=words, page=page), report_path, manners)
+    print_answer(page, answer, manners)
+    exit_strictly(answer.warnings, manners)
 
 
 def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:

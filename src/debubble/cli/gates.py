@@ -1,12 +1,8 @@
-"""Runs that users name in → what is measured of them, and an exit code; no gate goes unjudged."""
+"""An answer in → the exit code that the user asked for; no gate goes unjudged."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -14,74 +10,15 @@ import click
 from debubble.errors import (
     Gap,
     GateError,
-    MissingExtra,
-    RunNotFound,
-    StoreError,
     Touch,
     place,
 )
-from debubble.units import counted, printable, show_members, show_percent
+from debubble.units import counted, show_members, show_percent
 
 if TYPE_CHECKING:
     from debubble.links.judge import Verdict
-    from debubble.measure.measurement import Measurement
-    from debubble.measure.prediction import Prediction
-    from debubble.measure.store import Store
     from debubble.report.answers.base import AnswerWarning
     from debubble.timeline.figures import PipelineFigures
-
-
-def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
-    """Add the tokens of a microbatch, where the user knows them."""
-    return measurement if tokens is None else replace(measurement, tokens=tokens)
-
-
-def recall(name: str, stated: str | None) -> list[Measurement]:
-    """Return what the history holds under a name; nothing where there is no history at all."""
-    if os.path.lexists(name) or "://" in name:
-        return []
-    with _history(stated) as store:
-        try:
-            return [] if store is None else [record.measurement for record in store.named(name)]
-        except RunNotFound:
-            return []
-
-
-def recall_predictions(runs: Sequence[Measurement], stated: str | None) -> tuple[Prediction, ...]:
-    """Return what the history holds of changes to runs; nothing where there is no history."""
-    try:
-        with _history(stated) as store:
-            if store is None:
-                return ()
-            return tuple(kept for run in runs for kept in store.predicted_of(run))
-    except StoreError as error:
-        if stated is not None:
-            raise
-        # Nobody asked for it: runs can be compared without.
-        click.echo(f"warning: no predictions: {printable(str(error))}", err=True)
-        return ()
-
-
-@contextmanager
-def _history(stated: str | None) -> Iterator[Store | None]:
-    """Lend the history to read from, the user's own where none is stated; None if there is none."""
-    from debubble.measure.store import Store, default_url, store_url
-
-    own = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
-    if stated is None and not Path(own).exists():
-        yield None
-        return
-    try:
-        store = Store(store_url(stated), read_only=True)
-    except MissingExtra:
-        if stated is not None:
-            raise
-        yield None
-        return
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 EXIT_FAILED = 1

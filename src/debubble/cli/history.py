@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from debubble.cli.gates import with_tokens
 from debubble.cli.options import (
     Manners,
     Reader,
-    exit_strictly,
+    VerbGroup,
+    finish,
+    input_option,
+    limit_option,
     output_options,
-    print_answer,
+    pipeline_option,
+    store_option,
     trace_options,
 )
-from debubble.errors import UsageError
+from debubble.errors import Gap, MissingExtra, RunNotFound, StoreError, UsageError
 from debubble.units import printable
 
 if TYPE_CHECKING:
-    from debubble.measure.store import Store
-
-
-store_option = click.option("--store", metavar="URL", help="sqlite:///… or postgresql://…")
+    from debubble.measure.measurement import Measurement
+    from debubble.measure.prediction import Prediction
+    from debubble.measure.store import Record, Store
 
 
 @click.group(
     "history",
+    cls=VerbGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )
@@ -39,15 +45,17 @@ store_option = click.option("--store", metavar="URL", help="sqlite:///… or pos
 def command(context: click.Context, *, store: str | None, manners: Manners) -> None:
     """Keep measurements by name, and hold later runs against them; alone, show the record."""
     if context.invoked_subcommand is None:
-        _show_all(store, manners)
+        with opened(store, read_only=True) as history:
+            records, damaged = history.readable_records()
+        _print_records(records, damaged, manners)
 
 
 @command.command("add")
 @click.argument("traces", nargs=-1, required=True)
-@click.option("--name", required=True, help="What to call it; a name may hold several captures.")
-@click.option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="More to remember.")
-@click.option("--tokens", type=click.IntRange(min=1), metavar="N", help="Of a microbatch.")
-@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
+@input_option("--name", required=True, help="Name to keep it by; one may hold several captures.")
+@input_option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="More to remember.")
+@input_option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens of a microbatch.")
+@pipeline_option
 @store_option
 @trace_options
 @output_options
@@ -70,8 +78,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
 
     check_name(name)
     pairs = parse_tags(tags)
-    question = Question(pipeline=pipeline)
-    measured = reader.analyse(traces, question, quiet=manners.quiet)
+    measured = reader.analyse(traces, Question(pipeline=pipeline), manners)
     gaps = measured.measured_warnings
     kept = with_tokens(measured.measurement, tokens)
     with opened(store) as history:
@@ -80,30 +87,9 @@ def add(  # noqa: PLR0913 (one argument a flag)
     record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
     page = history_page([record])
     page.answer = f"Kept as {name}."
-    page.next_command = "" if manners.quiet else "debubble history"
+    page.next_command = manners.hint("debubble history")
     page.gaps = list(gaps)
-    print_answer(page, answer_history([record], gaps), manners)
-    exit_strictly(gaps, manners)
-
-
-@command.command("list")
-@store_option
-@output_options
-def list_all(*, store: str | None, manners: Manners) -> None:
-    """List all measurements, oldest first."""
-    _show_all(store, manners)
-
-
-def _show_all(store: str | None, manners: Manners) -> None:
-    from debubble.report.answers.compare import answer_history
-    from debubble.report.compare import history_page
-
-    with opened(store, read_only=True) as history:
-        records, damaged = history.readable_records()
-    page = history_page(records)
-    page.gaps = list(damaged)
-    print_answer(page, answer_history(records, damaged), manners)
-    exit_strictly(damaged, manners)
+    finish(page, answer_history([record], gaps), manners)
 
 
 @command.command("show")
@@ -112,17 +98,22 @@ def _show_all(store: str | None, manners: Manners) -> None:
 @output_options
 def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
-    from debubble.report.answers.compare import answer_history
-    from debubble.report.compare import history_page
-
     with opened(store, read_only=True) as history:
         records, damaged = history.readable_records(name)
         if not damaged:
             records = history.named(name)
+    _print_records(records, damaged, manners, whole=True)
+
+
+def _print_records(
+    records: Sequence[Record], damaged: Sequence[Gap], manners: Manners, *, whole: bool = False
+) -> None:
+    from debubble.report.answers.compare import answer_history
+    from debubble.report.compare import history_page
+
     page = history_page(records)
     page.gaps = list(damaged)
-    print_answer(page, answer_history(records, damaged, whole=True), manners)
-    exit_strictly(damaged, manners)
+    finish(page, answer_history(records, damaged, whole=whole), manners)
 
 
 @command.command("tag")
@@ -138,28 +129,27 @@ def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
 
 
 @command.command("export")
-@click.option("--csv", "as_csv", is_flag=True, help="A row a step, instead of JSON.")
 @store_option
-def export(*, as_csv: bool, store: str | None) -> None:
-    """Write every sample of every measurement to stdout."""
-    from debubble.report.answers.compare import answer_history
+def export(*, store: str | None) -> None:
+    """Write every sample of every measurement to stdout as CSV, a row a step."""
     from debubble.report.compare import history_csv
 
     with opened(store, read_only=True) as history:
         records, damaged = history.readable_records()
     for gap in damaged:
         click.echo(f"warning: {printable(str(gap))}", err=True)
-    if as_csv:
-        click.echo(history_csv(records), nl=False)
-        return
-    click.echo(answer_history(records, damaged, whole=True).to_json())
+    click.echo(history_csv(records), nl=False)
 
 
 @command.command("prune")
-@click.option(
-    "--keep", type=click.IntRange(min=0), required=True, metavar="N", help="Newest of each name."
+@limit_option(
+    "--keep",
+    type=click.IntRange(min=0),
+    required=True,
+    metavar="N",
+    help="Measurements of each name to keep: the newest.",
 )
-@click.option("--name", help="Of this name alone.")
+@input_option("--name", help="Name to prune; all without.")
 @store_option
 def prune(*, keep: int, name: str | None, store: str | None) -> None:
     """Drop all but the newest measurements of each name."""
@@ -168,18 +158,26 @@ def prune(*, keep: int, name: str | None, store: str | None) -> None:
     click.echo(f"{count} dropped.")
 
 
+def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
+    """Add the tokens of a microbatch, where the user knows them."""
+    return measurement if tokens is None else replace(measurement, tokens=tokens)
+
+
 def check_name(name: str) -> None:
     """Refuse what cannot be asked for as a name."""
     if not name.strip() or "," in name:
         raise UsageError("a name is a word without commas", hint="commas join names in compare")
 
 
-def parse_tags(words: tuple[str, ...]) -> dict[str, str]:
+def parse_tags(words: tuple[str, ...], written: str = "commit=abc") -> dict[str, str]:
     """Read `commit=abc`."""
-    wrong = [word for word in words if not word.partition("=")[0] or "=" not in word]
-    if wrong:
-        raise UsageError(f"{wrong[0]!r} is no tag", hint="write it as commit=abc")
-    return {word.partition("=")[0]: word.partition("=")[2] for word in words}
+    pairs = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        if not (key and sign):
+            raise UsageError(f"{word!r} is no tag", hint=f"write it as {written}")
+        pairs[key] = value
+    return pairs
 
 
 @contextmanager
@@ -187,8 +185,51 @@ def opened(url: str | None, *, read_only: bool = False) -> Iterator[Store]:
     """Lend the store at a URL, or the user's own."""
     from debubble.measure.store import Store, store_url
 
-    store = Store(store_url(url), read_only=read_only)
+    with closing(Store(store_url(url), read_only=read_only)) as store:
+        yield store
+
+
+@contextmanager
+def opened_if_any(url: str | None, *, read_only: bool = False) -> Iterator[Store | None]:
+    """Lend the store; None where nobody named one and its extra is missing, or none was kept."""
+    from debubble.measure.store import Store, default_url, store_url
+
+    user_file = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
+    store = None
+    if url is not None or not read_only or Path(user_file).exists():
+        try:
+            store = Store(store_url(url), read_only=read_only)
+        except MissingExtra:
+            if url is not None:
+                raise
     try:
         yield store
     finally:
-        store.close()
+        if store is not None:
+            store.close()
+
+
+def recall(name: str, stated: str | None) -> list[Measurement]:
+    """Return what the history holds under a name; nothing where there is no history at all."""
+    if os.path.lexists(name) or "://" in name:
+        return []
+    with opened_if_any(stated, read_only=True) as store:
+        try:
+            return [] if store is None else [record.measurement for record in store.named(name)]
+        except RunNotFound:
+            return []
+
+
+def recall_predictions(runs: Sequence[Measurement], stated: str | None) -> tuple[Prediction, ...]:
+    """Return what the history holds of changes to runs; nothing where there is no history."""
+    try:
+        with opened_if_any(stated, read_only=True) as store:
+            if store is None:
+                return ()
+            return tuple(kept for run in runs for kept in store.predicted_of(run))
+    except StoreError as error:
+        if stated is not None:
+            raise
+        # Nobody asked for it: runs can be compared without.
+        click.echo(f"warning: no predictions: {printable(str(error))}", err=True)
+        return ()

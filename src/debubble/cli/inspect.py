@@ -10,23 +10,18 @@ from debubble.cli.options import (
     RECORD,
     Manners,
     Reader,
-    exit_strictly,
+    Verb,
+    finish,
     output_options,
-    print_answer,
     trace_options,
 )
 
 
-@click.command("inspect")
+@click.command("inspect", cls=Verb)
 @click.argument("traces", nargs=-1, required=True)
 @trace_options
 @output_options
-def command(
-    *,
-    traces: tuple[str, ...],
-    reader: Reader,
-    manners: Manners,
-) -> None:
+def command(*, traces: tuple[str, ...], reader: Reader, manners: Manners) -> None:
     """Say what TRACES hold: ranks, steps, events, kernels; what is missing or broken.
 
     TRACES are files, folders, globs or URLs: torch.profiler traces, Nsight Systems SQLite exports,
@@ -35,9 +30,6 @@ def command(
     from debubble.report.answers.inspect import answer_inspect
     from debubble.report.inspect import inspect_page
 
-    run = reader.read(traces, quiet=manners.quiet)
-    found = answer_inspect(run)
-    following = f"debubble find {shlex.join(traces)}" if found.holds_pipeline else RECORD
-    page = inspect_page(found, "" if manners.quiet else following)
-    print_answer(page, found, manners)
-    exit_strictly(found.warnings, manners)
+    answer = answer_inspect(reader.read(traces, manners))
+    following = f"debubble find {shlex.join(traces)}" if answer.holds_pipeline else RECORD
+    finish(inspect_page(answer, manners.hint(following)), answer, manners)

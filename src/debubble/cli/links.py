@@ -15,14 +15,20 @@ from debubble.cli.gates import judge_slow
 from debubble.cli.options import (
     Manners,
     Reader,
-    exit_strictly,
+    VerbGroup,
+    finish,
+    force_option,
     html_option,
+    input_option,
+    limit_option,
+    output_option,
     output_options,
-    place_for,
-    print_answer,
+    pipeline_option,
+    places_for,
     progress,
-    refuse_same_place,
+    question_option,
     refuse_typed,
+    report_options,
     trace_options,
     write_html,
 )
@@ -98,7 +104,7 @@ def _kind_of(file: str, limits: Limits) -> str | None:
     return "log" if looks_like_log(start) else None
 
 
-class WithDefault(click.Group):
+class WithDefault(VerbGroup):
     """`links TRACES` is `links read TRACES`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -106,6 +112,11 @@ class WithDefault(click.Group):
         if args and args[0] not in {*self.commands, *ctx.help_option_names}:
             args = ["read", *args]
         return super().parse_args(ctx, args)
+
+
+fail_on_option = limit_option(
+    "--fail-on", type=click.Choice(["slow"]), help="Verdict with which the exit code is 1: slow."
+)
 
 
 @click.group(
@@ -120,33 +131,30 @@ def command() -> None:
 
 @command.command("read")
 @click.argument("places", nargs=-1, required=True, metavar="TRACES|LOGS...")
-@click.option(
+@input_option(
     "--history",
     "history_files",
     multiple=True,
     metavar="FILE",
-    help="An earlier answer (--json) to hold hops against.",
+    help="Earlier answer (--json) to hold hops against.",
 )
-@click.option(
+@input_option(
     "--class",
     "classes",
     multiple=True,
     metavar="[A:B=]NAME",
-    help="The kind of wire, of all hops or of one pair.",
+    help="Kind of wire, of all hops or of one pair.",
 )
-@click.option(
+@input_option(
     "--topology",
     "topology_files",
     multiple=True,
     metavar="FILE",
-    help="What `nvidia-smi topo -m` or `nvlink -s` printed.",
+    help="Output of `nvidia-smi topo -m` or `nvlink -s`.",
 )
-@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
-@html_option
-@click.option("--force", is_flag=True, help="Let --html replace a file.")
-@click.option(
-    "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
-)
+@pipeline_option
+@report_options
+@fail_on_option
 @trace_options
 @output_options
 def read(  # noqa: PLR0913 (one argument a flag)
@@ -156,8 +164,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
     classes: tuple[str, ...],
     topology_files: tuple[str, ...],
     pipeline: int | None,
-    html: str | None,
-    force: bool,
+    report_path: Path | None,
     fail_on: str | None,
     reader: Reader,
     manners: Manners,
@@ -169,11 +176,10 @@ def read(  # noqa: PLR0913 (one argument a flag)
 
     limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
-    picture = place_for(html, force=force)
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
     kind, files = sort_places(places, limits)
     if kind != "traces":
-        flags = ("--pipeline", "--rank", "--capture", "--digest")
+        flags = ("--pipeline", "--capture", "--digest")
         refuse_typed(flags, "is about traces, and these are logs", "leave it out")
     if kind == "log":
         answer = _of_logs(files, known, limits)
@@ -182,30 +188,34 @@ def read(  # noqa: PLR0913 (one argument a flag)
     else:
         question = Question(pipeline=pipeline)
         wires = Wires(classes=classes, topologies=topology_files, history=known.history)
-        analysis = reader.analyse(places, question, quiet=manners.quiet, wires=wires)
+        analysis = reader.analyse(places, question, manners, wires)
         answer = _of_traces(analysis, words)
-    _finish(answer, words, picture, fail_on, manners)
+    _finish(answer, words, report_path, fail_on, manners)
 
 
 @command.command("run")
-@click.option("--ranks", type=click.IntRange(min=2), default=2, show_default=True)
-@click.option("--size", metavar="SIZE", help="What the job itself sends, such as 8MiB.")
-@click.option("--largest", metavar="SIZE", default="64MiB", show_default=True)
-@click.option("--all-pairs", is_flag=True, help="Every pair of ranks, not only neighbours.")
-@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="By default as torch would.")
-@click.option("--out", metavar="FILE", default="links.json", show_default=True)
-@html_option
-@click.option("--force", is_flag=True, help="Replace files.")
-@click.option(
-    "--fail-on", type=click.Choice(["slow"]), help="Exit with 1 when a hop is slow: slow."
+@question_option(
+    "--ranks",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="Ranks to start on this machine.",
 )
+@question_option("--size", metavar="SIZE", help="Size of the job's own messages, such as 8MiB.")
+@question_option(
+    "--backend", type=click.Choice(["nccl", "gloo"]), help="Backend; by default as torch would."
+)
+@output_option(
+    "--out", metavar="FILE", default="links.json", show_default=True, help="File to write."
+)
+@html_option
+@force_option
+@fail_on_option
 @output_options
 def run(  # noqa: PLR0913 (one argument a flag)
     *,
     ranks: int,
     size: str | None,
-    largest: str,
-    all_pairs: bool,
     backend: str | None,
     out: str,
     html: str | None,
@@ -216,19 +226,15 @@ def run(  # noqa: PLR0913 (one argument a flag)
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
     from debubble.links.live import run_here
 
-    refuse_same_place({"--html": html, "--out": out})
-    picture = place_for(html, force=force)
-    file = place_for(out, force=force)
-    words = ["--largest", largest]
-    words += ["--size", size] if size else []
+    report_path, file = places_for({"--html": html, "--out": out}, force=force)
+    words = ["--size", size] if size else []
     words += ["--backend", backend] if backend else []
-    words += ["--all-pairs"] if all_pairs else []
     words += ["--force"] if force else []
-    with progress("measuring", quiet=manners.quiet) as show:
+    with progress("measuring", manners) as show:
         run_here(ranks, words, Path(out), on_progress=show)
     answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
-    _finish(answer, "this machine", picture, fail_on, manners)
+    _finish(answer, "this machine", report_path, fail_on, manners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,17 +342,15 @@ def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
 
 
 def _finish(
-    answer: _Answer, run: str, picture: Path | None, fail_on: str | None, manners: Manners
+    answer: _Answer, run: str, report_path: Path | None, fail_on: str | None, manners: Manners
 ) -> None:
     """Draw and print; exit as the user asked."""
     from debubble.report.html.measured import links_report
 
-    if manners.quiet:
-        answer.page.next_command = ""
-    if picture is not None:
-        report = links_report(answer.rates, answer.slow, answer.page, run)
-        write_html(report, picture, quiet=manners.quiet)
-    print_answer(answer.page, answer.data, manners)
-    exit_strictly(answer.gaps, manners)
+    page = answer.page
+    page.next_command = manners.hint(page.next_command)
+    if report_path is not None:
+        write_html(links_report(answer.rates, answer.slow, page, run), report_path, manners)
+    finish(page, answer.data, manners)
     if fail_on:
         judge_slow(answer.verdicts, answer.gaps, answer.absent)

@@ -20,44 +20,56 @@ from debubble.annexes.meter.settings import (
 from debubble.capture.around import run_command, say_end
 from debubble.capture.files import prepare_out
 from debubble.capture.settings import environment_for
-from debubble.cli.options import Manners, output_options, print_answer
+from debubble.cli.options import (
+    Manners,
+    Verb,
+    limit_option,
+    output_option,
+    output_options,
+    print_answer,
+    question_option,
+)
 from debubble.errors import CaptureError, UsageError
 from debubble.report.inspect import meter_json, meter_page
 from debubble.units import parse_period
 
 
-@click.command("meter")
+@click.command("meter", cls=Verb)
 @click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
-@click.option(
+@output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_OUT,
     show_default=True,
     help="Folder for the tables, the metrics and the captures.",
 )
-@click.option(
+@limit_option(
+    "--keep",
+    type=int,
+    default=KEPT_SEGMENTS,
+    show_default=True,
+    help="Tables of each rank to keep.",
+)
+@question_option(
     "--segment", type=int, default=SEGMENT_STEPS, show_default=True, help="Steps of one table."
 )
-@click.option(
-    "--keep", type=int, default=KEPT_SEGMENTS, show_default=True, help="Tables kept of each rank."
+@question_option("--no-on-drift", is_flag=True, help="No capture when a rank gets slower.")
+@limit_option(
+    "--captures", type=int, default=KEPT_CAPTURES, show_default=True, help="Captures to keep."
 )
-@click.option(
-    "--on-drift/--no-on-drift", default=True, help="Capture a few steps when a rank gets slower."
-)
-@click.option(
-    "--captures", type=int, default=KEPT_CAPTURES, show_default=True, help="Captures kept."
-)
-@click.option(
+@limit_option(
     "--every",
+    "every_s",
+    type=parse_period,
     default=f"{CAPTURE_EVERY_S:g}s",
     show_default=True,
     metavar="PERIOD",
-    help="The least time between two captures.",
+    help="Least time between two captures.",
 )
-@click.option(
+@output_option(
     "--port",
     type=int,
-    help="Answer metrics and requests on 127.0.0.1, rank N of a host on this port + N.",
+    help="Port of 127.0.0.1 for metrics and requests: rank N of a host is on this + N.",
 )
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -66,9 +78,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     out: Path,
     segment: int,
     keep: int,
-    on_drift: bool,
+    no_on_drift: bool,
     captures: int,
-    every: str,
+    every_s: float,
     port: int | None,
     manners: Manners,
 ) -> None:
@@ -79,9 +91,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
         out=out,
         segment=segment,
         keep=keep,
-        on_drift=on_drift,
+        on_drift=not no_on_drift,
         captures=captures,
-        every_s=parse_period(every),
+        every_s=every_s,
         port=port,
     )
     environment = environment_for(settings, os.environ)
@@ -101,5 +113,5 @@ def command(  # noqa: PLR0913 (one argument a flag)
             "debubble.meter() themselves",
         )
     newest = segments[-1]
-    next_command = "" if manners.quiet else f"debubble find {shlex.quote(str(newest))}"
+    next_command = manners.hint(f"debubble find {shlex.quote(str(newest))}")
     print_answer(meter_page(segments, next_command), meter_json(segments), manners)

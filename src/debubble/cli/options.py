@@ -1,11 +1,11 @@
-"""Options that verbs share: how they answer, and which traces they read.
+"""Options that verbs share, and how every verb reads traces and answers.
 
-Flags that belong together become one argument.
+Options stand under one of four headings in a verb's help; those that belong together reach the
+verb as one argument.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import shlex
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,14 +26,14 @@ from click.core import ParameterSource
 
 from debubble.errors import Code, Gap, UsageError
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
-from debubble.units import parse_bytes, parse_price, parse_watts, write_file
+from debubble.units import parse_bytes, parse_memory, parse_price, write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from debubble.analysis import Analysis, Wires
+    from debubble.measure.worth import Tariff
     from debubble.report.answers.base import Answer, AnswerWarning
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.html.page import Report
     from debubble.report.text import Page
     from debubble.timeline.fleet.survey import Means, Question
@@ -43,14 +43,66 @@ if TYPE_CHECKING:
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+HEADINGS = ("Input", "Question", "Output", "Limits")
+_TYPED = "debubble.typed"
+
+
+class VerbOption(click.Option):
+    """An option under one of the headings; it keeps the words that were typed."""
+
+    def __init__(self, *words: Any, heading: str, **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        self.heading = heading
+
+    def consume_value(
+        self, ctx: click.Context, opts: Mapping[str, Any]
+    ) -> tuple[Any, ParameterSource]:
+        """Note what was typed, before it is read."""
+        value, source = super().consume_value(ctx, opts)
+        if source is ParameterSource.COMMANDLINE:
+            ctx.meta.setdefault(_TYPED, {})[self.opts[0]] = value
+        return value, source
+
+
+class Verb(click.Command):
+    """A verb whose help lists its options by heading."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options under their headings, `--help` with those about the output."""
+        rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx)
+            if record is not None and isinstance(option, click.Option):
+                rows[getattr(option, "heading", "Output")].append(record)
+        for heading in filter(rows.get, HEADINGS):
+            with formatter.section(heading):
+                formatter.write_dl(rows[heading])
+
+
+class VerbGroup(Verb, click.Group):
+    """A verb with commands of its own."""
+
+    command_class = Verb
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the options, then the commands."""
+        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+input_option, question_option, output_option, limit_option = (
+    partial(click.option, cls=VerbOption, heading=heading) for heading in HEADINGS
+)
+
 
 def gathered(name: str, made_by: Callable[..., object], *options: Decorator) -> Decorator:
-    """Add options, in the order of `--help`; the verb is handed them as one argument.
+    """Add options, in the order of `--help`; the verb is handed what is made of them."""
 
-    `made_by`, a dataclass or a function, takes them by their names; an option that it does not
-    name goes to the verb as it is. Among the options may be groups of their own.
-    """
-    taken = inspect.signature(made_by).parameters.keys()
+    def bare() -> None: ...
+
+    for option in options:
+        option(bare)
+    taken = [option.name for option in bare.__click_params__]  # type: ignore[attr-defined]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -66,59 +118,10 @@ def gathered(name: str, made_by: Callable[..., object], *options: Decorator) -> 
     return decorate
 
 
-# A progress bar for anything that takes longer than a moment.
-_PATIENCE_S = 2.0
-EXIT_STRICT = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manners:
-    """How to answer."""
-
-    as_json: Literal["full", "brief"] | None
-    markdown: bool
-    strict: bool
-    color: str
-    quiet: bool
-
-
-# `--json` alone is the whole answer; `cli.Verbs` sees that no word after it is taken for more.
-json_option = click.option(
-    "--json",
-    "as_json",
-    type=click.Choice(["full", "brief"]),
-    is_flag=False,
-    flag_value="full",
-    metavar="[=brief]",
-    help="One JSON object on stdout; =brief, in two kilobytes.",
-)
-output_options = gathered(
-    "manners",
-    Manners,
-    click.option("-q", "--quiet", is_flag=True, help="No progress, and no hints."),
-    click.option(
-        "--color",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        show_default=True,
-        help="Colour; NO_COLOR is honoured.",
-    ),
-    click.option("--strict", is_flag=True, help="Exit with 2 when there is any warning."),
-    click.option("--markdown", is_flag=True, help="The page as Markdown, to paste."),
-    json_option,
-)
-
-
 def typed_flags(among: Collection[str]) -> dict[str, Any]:
-    """Return which of these flags were typed, with their values, in the order of `--help`."""
-    context = click.get_current_context()
-    return {
-        option.opts[0]: context.params[option.name]
-        for option in context.command.params
-        if option.opts[0] in among
-        and option.name is not None
-        and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
-    }
+    """Return which of these flags were typed, with their words, in this order."""
+    typed_words = click.get_current_context().meta.get(_TYPED, {})
+    return {flag: typed_words[flag] for flag in among if flag in typed_words}
 
 
 def refuse_typed(among: Collection[str], why: str, hint: str) -> None:
@@ -134,38 +137,107 @@ def typed(options: Mapping[str, object]) -> str:
     )
 
 
-def _read_tariff(*, price: str | None, power: str | None) -> Tariff:
-    from debubble.report.answers.ledger import Tariff
-
-    amount, currency = (None, "") if price is None else parse_price(price)
-    watts = None if power is None else parse_watts(power)
-    return Tariff(price=amount, currency=currency, watts=watts)
+# A progress bar for anything that takes longer than a moment.
+_PATIENCE_S = 2.0
+EXIT_STRICT = 2
 
 
-tariff_options = gathered(
-    "tariff",
-    _read_tariff,
-    click.option("--price", metavar="MONEY", help="Of a GPU for an hour, such as $2.50 or 2EUR."),
-    click.option("--power", metavar="WATTS", help="That a GPU draws, such as 700W."),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """How to answer."""
+
+    as_json: Literal["full", "brief"] | None
+    markdown: bool
+    strict: bool
+    quiet: bool
+
+    def hint(self, command: str) -> str:
+        """Return what to type next; nothing where no hints are wanted."""
+        return "" if self.quiet else command
+
+    def say(self, line: str) -> None:
+        """Tell a person, beside the answer."""
+        if not self.quiet:
+            click.echo(line, err=True)
+
+    def refuse_drawing(self) -> None:
+        """Refuse a drawing of letters inside JSON."""
+        if self.as_json:
+            raise UsageError(
+                "--timeline draws for people, --json is for programs", hint="leave one"
+            )
+
+
+quiet_option = output_option("-q", "--quiet", is_flag=True, help="No progress and no hints.")
+# `--json` alone is the whole answer; `cli.Verbs` sees that no word after it is taken for more.
+json_option = output_option(
+    "--json",
+    "as_json",
+    type=click.Choice(["full", "brief"]),
+    is_flag=False,
+    flag_value="full",
+    metavar="[=brief]",
+    help="One JSON object on stdout; =brief, in two kilobytes.",
+)
+markdown_option = output_option("--markdown", is_flag=True, help="Markdown, to paste.")
+output_options = gathered(
+    "manners",
+    Manners,
+    limit_option("--strict", is_flag=True, help="Exit code 2 when there is any warning."),
+    quiet_option,
+    markdown_option,
+    json_option,
 )
 
 
-in_flight_option = click.option(
+def _read_tariff(_context: click.Context, _option: click.Parameter, price: str | None) -> Tariff:
+    from debubble.measure.worth import Tariff
+
+    if price is None:
+        return Tariff()
+    amount, currency = parse_price(price)
+    return Tariff(price=amount, currency=currency)
+
+
+price_option = question_option(
+    "--price",
+    "tariff",
+    metavar="MONEY",
+    callback=_read_tariff,
+    help="Price of one GPU hour, such as $2.50 or 2EUR.",
+)
+pipeline_option = input_option(
+    "--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0."
+)
+in_flight_option = input_option(
     "--in-flight-measured",
     type=click.IntRange(min=1),
     metavar="K",
-    help="Batches that a server keeps in flight, if not told.",
+    help="Batches that the server keeps in flight, if the traces do not tell.",
 )
-html_option = click.option(
-    "--html", metavar="OUT", help="Write the answer as one HTML file, with pictures."
+memory_limit_option = limit_option(
+    "--memory-limit",
+    "limit_bytes",
+    type=parse_memory,
+    metavar="SIZE",
+    help="Memory of each rank, such as 80GiB.",
 )
+store_option = input_option(
+    "--store", metavar="URL", help="History to use: sqlite:///… or postgresql://…"
+)
+html_option = output_option("--html", metavar="OUT", help="HTML file with the answer and pictures.")
+force_option = output_option("--force", is_flag=True, help="Replace files that are there.")
 
 
 def place_for(out: str | None, *, force: bool) -> Path | None:
     """Return where to write, before any work is done; a file is replaced only by force."""
     if out is None:
         return None
-    refuse_url(out)
+    if is_url(out):
+        raise UsageError(
+            f"{out} is a URL, and answers are written to files",
+            hint="give a path; copy the file with the tool of your store",
+        )
     path = Path(out)
     if path.is_dir():
         raise UsageError(f"{out} is a folder", hint="give the name of a file")
@@ -176,8 +248,8 @@ def place_for(out: str | None, *, force: bool) -> Path | None:
     return path
 
 
-def refuse_same_place(outs: Mapping[str, str | None]) -> None:
-    """Refuse two files in one place: the second would be written over the first."""
+def places_for(outs: Mapping[str, str | None], *, force: bool) -> tuple[Path | None, ...]:
+    """Return where to write several files; no two of them into one."""
     seen: dict[Path, str] = {}
     for flag, out in outs.items():
         if out is None:
@@ -185,24 +257,21 @@ def refuse_same_place(outs: Mapping[str, str | None]) -> None:
         first = seen.setdefault(Path(out).resolve(), flag)
         if first != flag:
             raise UsageError(f"{first} and {flag} both name {out}", hint="give each its own file")
+    return tuple(place_for(out, force=force) for out in outs.values())
 
 
-def refuse_url(out: str | None) -> None:
-    """Say before any work is done that answers are written to files."""
-    if out is not None and is_url(out):
-        raise UsageError(
-            f"{out} is a URL, and answers are written to files",
-            hint="give a path; copy the file with the tool of your store",
-        )
+# Where the answer goes as HTML, placed; None where nobody asked for that.
+report_options = gathered(
+    "report_path", lambda *, html, force: place_for(html, force=force), html_option, force_option
+)
 
 
-def write_html(report: Report, path: Path, *, quiet: bool) -> None:
+def write_html(report: Report, path: Path, manners: Manners) -> None:
     """Write a report, and say where it is."""
     from debubble.report.html.page import report_markup
 
     write_file(path, report_markup(report).encode())
-    if not quiet:
-        click.echo(f"{path} written; open it in a browser", err=True)
+    manners.say(f"{path} written; open it in a browser")
 
 
 def print_answer(
@@ -225,14 +294,12 @@ def print_answer(
             data = brief_of(answer, _commands_for_programs(page.next_command))
         click.echo(json_text(data, compact=manners.as_json == "brief"))
         return
+    from debubble.report.text import as_markdown, print_page
+
     if manners.markdown:
-        from debubble.report.text import as_markdown
-
         click.echo(as_markdown(page), nl=False, err=aside)
-        return
-    from debubble.report.text import print_page
-
-    print_page(page, console_for(manners.color, aside=aside))
+    else:
+        print_page(page, console_for(aside=aside))
 
 
 def _commands_for_programs(command: str) -> list[str]:
@@ -243,7 +310,7 @@ def _commands_for_programs(command: str) -> list[str]:
     return [f"{command} --json=brief" if brief else command]
 
 
-def console_for(color: str, *, aside: bool = False) -> Console:
+def console_for(*, aside: bool = False) -> Console:
     """Make a console for stdout, as wide as the terminal or, without one, as a wide page.
 
     With `aside`, for stderr.
@@ -252,10 +319,9 @@ def console_for(color: str, *, aside: bool = False) -> Console:
 
     plain_width = None if (sys.stderr if aside else sys.stdout).isatty() else 120
     # Without a colour system rich leaves out bold and dim, too; `no_color` alone would keep them.
-    plain = color == "never" or (color == "auto" and bool(os.environ.get("NO_COLOR")))
+    plain = bool(os.environ.get("NO_COLOR"))
     return Console(
         stderr=aside,
-        force_terminal=True if color == "always" else None,
         color_system=None if plain else "auto",
         no_color=plain or None,
         width=plain_width,
@@ -277,10 +343,16 @@ def exit_strictly(gaps: Sequence[Gap | AnswerWarning], manners: Manners) -> None
         raise click.exceptions.Exit(EXIT_STRICT)
 
 
+def finish(page: Page, answer: Answer | dict[str, Any], manners: Manners) -> None:
+    """Print the answer; exit with 2 where it has warnings and the user asked for that."""
+    print_answer(page, answer, manners)
+    exit_strictly(page.gaps, manners)
+
+
 @contextmanager
-def progress(title: str, *, quiet: bool) -> Iterator[Progress]:
+def progress(title: str, manners: Manners) -> Iterator[Progress]:
     """Lend a function that shows how far the work is, on a terminal, after a moment's patience."""
-    if quiet or not sys.stderr.isatty():
+    if manners.quiet or not sys.stderr.isatty():
         yield lambda _done, _total: None
         return
     from rich.console import Console
@@ -306,46 +378,37 @@ class Reader:
     """Which of the traces that lie at a place are meant, and how they are read."""
 
     capture: str | None = None
-    rank: int | None = None
     limits: Limits = DEFAULT_LIMITS
     engine: str = "local"
     digest: str | None = None
 
-    def read(self, places: Sequence[str], *, quiet: bool) -> Run:
+    def read(self, places: Sequence[str], manners: Manners) -> Run:
         """Read one capture for what it holds, with progress."""
         from debubble.timeline.fleet.survey import inspect_run
 
         found = self._find(places)
-        with ending_cleanly(), progress("reading", quiet=quiet) as show:
+        with ending_cleanly(), progress("reading", manners) as show:
             return inspect_run(found, self._means(places, found, show))
 
     def analyse(
         self,
         places: Sequence[str],
-        question: Question | None = None,
-        *,
-        quiet: bool,
+        question: Question | None,
+        manners: Manners,
         wires: Wires | None = None,
     ) -> Analysis:
         """Read one capture and measure what is asked about, with progress."""
         from debubble.analysis import analyse_found
 
         found = self._find(places)
-        if not quiet:
-            _say_which(found, self.capture)
-        with ending_cleanly(), progress("reading", quiet=quiet) as show:
+        _say_which(found, self.capture, manners)
+        with ending_cleanly(), progress("reading", manners) as show:
             return analyse_found(found, question, self._means(places, found, show), wires)
 
     def _find(self, places: Sequence[str]) -> RunFiles:
         from debubble.trace.run import find_run, warn_of_unread
 
         found = find_run(places, capture=self.capture, limits=self.limits)
-        files = len(found.capture.files)
-        if self.rank is not None and files > 1:
-            raise UsageError(
-                f"--rank is for a single file, and there are {files}",
-                hint="leave it out: names and contents tell the ranks of several",
-            )
         return found if self.capture else warn_of_unread(places, found)
 
     def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
@@ -358,22 +421,17 @@ class Reader:
             files = [file.file for capture in found.captures for file in capture.files]
             digests = place_digests(self.digest, places, files)
         return Means(
-            engine=engine_at(self.engine),
-            limits=self.limits,
-            rank=self.rank,
-            digests=digests,
-            on_progress=show,
+            engine=engine_at(self.engine), limits=self.limits, digests=digests, on_progress=show
         )
 
 
-def _say_which(found: RunFiles, wanted: str | None) -> None:
-    """Say on stderr which of several captures is read, unless the user or a warning said it."""
-    said = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in found.gaps)
+def _say_which(found: RunFiles, wanted: str | None, manners: Manners) -> None:
+    """Say which of several captures is read, unless the user or a warning said it."""
+    warned = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in found.gaps)
     count = len(found.captures)
-    if wanted is None and count > 1 and not said:
-        click.echo(
-            f"read: {found.capture.name}, of {count} captures here; --capture NAME reads another",
-            err=True,
+    if wanted is None and count > 1 and not warned:
+        manners.say(
+            f"read: {found.capture.name}, of {count} captures here; --capture NAME reads another"
         )
 
 
@@ -394,58 +452,43 @@ def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _make_reader(  # noqa: PLR0913 (one argument a flag)
-    *,
-    capture: str | None,
-    rank: int | None,
-    max_inflated: str,
-    max_ratio: float,
-    engine: str,
-    digest: str | None,
+def _make_reader(
+    *, capture: str | None, max_inflated: int | None, engine: str, digest: str | None
 ) -> Reader:
-    if math.isnan(max_ratio):
-        raise UsageError("nan is no factor", hint="give --max-ratio a number, such as 100")
-    limits = Limits(inflated_bytes=parse_bytes(max_inflated), ratio=max_ratio)
     if digest is not None and not digest.strip():
         raise UsageError("--digest needs a place", hint="beside, a folder, or a URL")
-    return Reader(capture=capture, rank=rank, limits=limits, engine=engine, digest=digest)
+    # Who says how large a file may get knows that it is no bomb.
+    limits = (
+        DEFAULT_LIMITS
+        if max_inflated is None
+        else Limits(inflated_bytes=max_inflated, ratio=math.inf)
+    )
+    return Reader(capture=capture, limits=limits, engine=engine, digest=digest)
 
 
 # What every verb that reads traces takes.
 trace_options = gathered(
     "reader",
     _make_reader,
-    click.option(
+    input_option("--capture", metavar="NAME", help="Capture to read, where there are several."),
+    input_option(
         "--digest",
         metavar="PLACE",
-        help="Keep a digest of each rank: `beside` its trace, or in a folder or URL.",
+        help="Place for a digest of each rank: `beside` its trace, a folder or a URL.",
     ),
-    click.option(
+    input_option(
         "--engine",
         metavar="ENGINE",
         default="local",
         show_default=True,
-        help="Who reads: this machine's processors, or a Dask scheduler: tcp://HOST:PORT.",
+        help="Machine that reads: this one, or a Dask scheduler: tcp://HOST:PORT.",
     ),
-    click.option(
-        "--max-ratio",
-        type=click.FloatRange(min=1),
-        default=DEFAULT_LIMITS.ratio,
-        show_default=True,
-        help="Largest factor by which one file may inflate.",
-    ),
-    click.option(
+    limit_option(
         "--max-inflated",
         metavar="SIZE",
-        default=f"{DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB",
-        show_default=True,
-        help="Largest size that one file may inflate to.",
+        type=parse_bytes,
+        help="Size that one file may inflate to.  "
+        f"[default: {DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB, or {DEFAULT_LIMITS.ratio:.0f} "
+        "times the packed size]",
     ),
-    click.option(
-        "--rank",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="The rank of a single file without one.",
-    ),
-    click.option("--capture", metavar="NAME", help="Which capture, where there are several."),
 )

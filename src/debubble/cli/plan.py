@@ -16,52 +16,50 @@ from debubble.cli.history import check_name, opened
 from debubble.cli.options import (
     Manners,
     Reader,
+    Verb,
     exit_strictly,
+    force_option,
     gathered,
     html_option,
+    in_flight_option,
+    input_option,
+    output_option,
     output_options,
-    place_for,
+    pipeline_option,
+    places_for,
+    price_option,
     print_answer,
     progress,
-    refuse_same_place,
-    tariff_options,
+    question_option,
+    store_option,
     trace_options,
     typed,
     typed_flags,
     write_html,
 )
 from debubble.cli.planning import (
-    ServerOptions,
-    Traces,
+    also_option,
     analyse_both,
-    communication_option,
-    parse_layers,
+    hold_option,
+    max_microbatches_option,
     refuse_for_steps,
     refuse_for_streams,
     server_options,
-    token_options,
+    stated_options,
 )
 from debubble.errors import Touch, UsageError, mask_secrets
-from debubble.units import (
-    NS_PER_S,
-    parse_bytes,
-    parse_duration,
-    parse_memory,
-    parse_share,
-    write_file,
-)
+from debubble.units import NS_PER_S, parse_bytes, parse_duration, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
+    from debubble.measure.worth import Tariff
     from debubble.plan.change import Hold
     from debubble.plan.kv_cache import Cache
     from debubble.plan.lever import OrderSearch
-    from debubble.plan.plan import Plan
+    from debubble.plan.request import Stated
     from debubble.report.answers.base import AnswerWarning
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.ledger import Tariff
     from debubble.report.answers.plan import EmitPart, PlanAnswer
-    from debubble.report.answers.server_plan import ServerQuestion
+    from debubble.serving.question import ServerQuestion
 
 
 # An order of passes by itself, and what its file is called unless it is named.
@@ -70,43 +68,37 @@ _CSV, _ORDER = "csv", "order.csv"
 _DECIDING = (
     *("--pipeline", "--schedule", "--communication", "--layers", "--memory-limit", "--latency"),
     *("--max-microbatches", "--hold", "--for"),
-    *("--search", "--search-rounds"),
+    "--search",
 )
 # What is only for runs with steps.
 _OF_STEPS = (
     *("--schedule", "--communication", "--memory-limit", "--latency", "--max-microbatches"),
     *("--hold", "--tokens", "--also", "--kv-bytes-per-token-layer", "--for", "-o", "--save"),
-    *("--search", "--search-rounds"),
+    "--search",
 )
 
 
 def _read_cache(
-    *,
-    kv_bytes_per_token_layer: str | None,
-    kv_utilisation: str | None,
-    kv_tokens_measured: int | None,
+    *, kv_bytes_per_token_layer: float | None, kv_tokens_measured: int | None
 ) -> Cache | None:
     """Return the KV cache that layers are split around; None where none was spoken of."""
     from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
 
     if kv_bytes_per_token_layer is None:
-        details = {"--kv-utilisation": kv_utilisation, "--kv-tokens-measured": kv_tokens_measured}
-        for flag, value in details.items():
-            if value is not None:
-                raise UsageError(
-                    f"{flag} says something of a KV cache, and its size is not known",
-                    hint="add --kv-bytes-per-token-layer, such as 4KiB",
-                )
+        if kv_tokens_measured is not None:
+            raise UsageError(
+                "--kv-tokens-measured says something of a KV cache, and its size is not known",
+                hint="add --kv-bytes-per-token-layer, such as 4KiB",
+            )
         return None
-    token_layer_bytes = float(parse_bytes(kv_bytes_per_token_layer))
-    if token_layer_bytes <= 0:
+    if kv_bytes_per_token_layer <= 0:
         raise UsageError(
             "a token takes some bytes in each layer",
             hint="KV heads x (head size + value size) x bytes of a number",
         )
     return Cache(
-        token_layer_bytes=token_layer_bytes,
-        utilisation=USUAL_UTILISATION if kv_utilisation is None else parse_share(kv_utilisation),
+        token_layer_bytes=float(kv_bytes_per_token_layer),
+        utilisation=USUAL_UTILISATION,
         measured_tokens=kv_tokens_measured or 0,
     )
 
@@ -114,13 +106,13 @@ def _read_cache(
 _cache_options = gathered(
     "cache",
     _read_cache,
-    click.option(
-        "--kv-bytes-per-token-layer", metavar="SIZE", help="Of a KV cache, such as 4KiB: inference."
+    input_option(
+        "--kv-bytes-per-token-layer",
+        type=parse_bytes,
+        metavar="SIZE",
+        help="KV cache of one token in one layer, such as 4KiB: inference.",
     ),
-    click.option(
-        "--kv-utilisation", metavar="SHARE", help="Of a device, for the engine.  [default: 90%]"
-    ),
-    click.option(
+    input_option(
         "--kv-tokens-measured",
         type=click.IntRange(min=0),
         metavar="N",
@@ -129,28 +121,42 @@ _cache_options = gathered(
 )
 
 
-def _place_of_order(output: str | None, framework: str | None, *, force: bool) -> Path | None:
-    """Return the file for an order of passes: as named, or in the folder that was named."""
-    if output is not None and framework is None:
+def _read_search(search: str | None) -> OrderSearch | None:
+    """Return how long to look for an order; None where nobody asked for one."""
+    from debubble.plan.lever import OrderSearch
+
+    if search is None:
+        return None
+    rounds = int(search) if search.isdigit() else None
+    seconds = parse_duration(search) / NS_PER_S if rounds is None else None
+    if not (rounds or seconds):
+        raise UsageError("a search takes some time", hint="write --search 10s")
+    return OrderSearch(seconds=seconds, rounds=rounds)
+
+
+_search_options = gathered(
+    "search",
+    _read_search,
+    question_option(
+        "--search",
+        metavar="TIME|ROUNDS",
+        help="Search for an order of passes that has no name: 10s, or 40 rounds.",
+    ),
+)
+
+
+def _place_files(
+    *, html: str | None, out: str | None, framework: str | None, force: bool
+) -> tuple[Path | None, ...]:
+    """Return the files for the report and for an order of passes, which may go into a folder."""
+    if out is not None and framework is None:
         raise UsageError(
             "-o says where --emit writes an order, and nothing is to be written",
             hint="add --emit FRAMEWORK",
         )
-    if output is not None and Path(output).is_dir():
-        output = str(Path(output) / _ORDER)
-    return place_for(output, force=force)
-
-
-def _read_search(time: str | None, rounds: int | None) -> OrderSearch | None:
-    """Return how long to look for an order; None where nobody asked for one."""
-    from debubble.plan.lever import OrderSearch
-
-    if time is None and rounds is None:
-        return None
-    seconds = None if time is None else parse_duration(time) / NS_PER_S
-    if seconds == 0:
-        raise UsageError("a search takes some time", hint="write --search 10s")
-    return OrderSearch(seconds=seconds, rounds=rounds)
+    if out is not None and Path(out).is_dir():
+        out = str(Path(out) / _ORDER)
+    return places_for({"--html": html, "-o": out}, force=force)
 
 
 def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> None:
@@ -158,26 +164,23 @@ def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> N
     is_order = emitted.framework == _CSV
     if not manners.as_json and not (is_order and order is not None):
         click.echo(emitted.text, nl=False)
-    if order is None and emitted.order_file is not None and not manners.quiet:
-        click.echo(
-            f"{emitted.order_file} is needed, too: -o {emitted.order_file} writes it", err=True
-        )
+    if order is None and emitted.order_file is not None:
+        manners.say(f"{emitted.order_file} is needed, too: -o {emitted.order_file} writes it")
     elif order is not None:
         text = emitted.text if is_order else emitted.order
         if text:
             write_file(order, text.encode())
-        said = f"{order} written" if text else f"no order is needed: {order} is not written"
-        if not manners.quiet:
-            click.echo(said, err=True)
+        manners.say(f"{order} written" if text else f"no order is needed: {order} is not written")
 
 
 def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     run: Analysis,
     question: ServerQuestion,
+    tariff: Tariff,
     framework: str | None,
     manners: Manners,
     words: str,
-    picture: Path | None,
+    report_path: Path | None,
 ) -> None:
     """Rank what could be changed in a server that was captured."""
     from debubble.plan.emit import SERVERS
@@ -186,15 +189,15 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     from debubble.report.html.views import pipelines_shown
     from debubble.report.plan import server_plan_page
 
-    with progress("planning", quiet=manners.quiet):
-        answer = answer_server_plan(run, question, framework)
+    with progress("planning", manners):
+        answer = answer_server_plan(run, question, framework, tariff)
     following = f"debubble history add {words} --name NAME"
     if answer.recommended is not None:
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"
-    page = server_plan_page(answer, "" if manners.quiet or framework else following)
-    if picture is not None:
+    page = server_plan_page(answer, "" if framework else manners.hint(following))
+    if report_path is not None:
         report = server_plan_report(answer, pipelines_shown(run), page, words)
-        write_html(report, picture, quiet=manners.quiet)
+        write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
         _refuse_doubted(answer.warnings)
@@ -224,74 +227,62 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     return f"debubble history add {words} --name NAME"
 
 
-@click.command("plan")
+@click.command("plan", cls=Verb)
 @click.argument("traces", nargs=-1, required=True)
-@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
-@click.option("--schedule", metavar="NAME", help="The schedule that ran, where it is not told.")
-@communication_option("How its messages travel.  [default: the way that fits the run]")
-@click.option("--layers", metavar="N,N,...", help="Layers of each stage, where they are not told.")
-@click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
-@click.option("--latency", metavar="TIME", help="Of a batch without the profiler, such as 302ms.")
-@click.option(
-    "--max-microbatches", type=click.IntRange(min=1), metavar="N", help="Try no more than these."
+@pipeline_option
+@stated_options(
+    "--schedule",
+    input_option(
+        "--latency",
+        "latency_ns",
+        type=parse_duration,
+        metavar="TIME",
+        help="Latency of a batch without the profiler, such as 302ms.",
+    ),
+    asked_tokens="Tokens a microbatch to weigh all options at too, or times as many: 2x.",
 )
-@click.option(
-    "--hold",
-    type=click.Choice(["microbatch", "batch"]),
-    help="What keeps its size when microbatches change.  [default: the batch, in training]",
-)
-@token_options("Also with these tokens a microbatch, or 2x as many.")
+@max_microbatches_option
+@hold_option("the batch, in training")
+@also_option
 @_cache_options
 @server_options
-@click.option(
+@in_flight_option
+@question_option(
     "--for",
     "planned_for",
     metavar="FRAMEWORK",
-    help="Only what it can be told, or any.  [default: the run's own]",
+    help="Framework that must be able to run the options, or any.  [default: the run's own]",
 )
-@click.option("--emit", "framework", metavar="FRAMEWORK", help="Write the best option for it.")
-@click.option(
-    "-o", "--output", metavar="PATH", help="Where --emit writes an order, if it needs one."
+@output_option(
+    "--emit", "framework", metavar="FRAMEWORK", help="Best option, written for this framework."
 )
-@tariff_options
-@click.option(
-    "--search",
-    metavar="TIME",
-    help="Look so long for an order of passes that has no name, such as 10s.",
+@output_option("-o", "--out", metavar="PATH", help="File for the order that --emit needs.")
+@price_option
+@_search_options
+@output_option(
+    "--save", metavar="NAME", help="Name in the history for the run and its predictions."
 )
-@click.option(
-    "--search-rounds",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="The same by rounds, alike on any machine.",
-)
-@click.option("--save", metavar="NAME", help="Keep the run and what is predicted, in the history.")
-@click.option("--store", metavar="URL", help="The history: sqlite:///… or postgresql://…")
+@store_option
 @html_option
-@click.option("--force", is_flag=True, help="Let --html and -o replace a file.")
+@force_option
 @trace_options
 @output_options
-def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
+def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
     pipeline: int | None,
-    schedule: str | None,
-    communication: str | None,
-    layers: str | None,
-    memory_limit: str | None,
-    latency: str | None,
-    max_microbatches: int | None,
+    stated: Stated,
+    most_microbatches: int | None,
     hold: Hold | None,
-    tokens: Tokens,
     also: str | None,
     cache: Cache | None,
-    server: ServerOptions,
+    server: ServerQuestion,
+    in_flight_measured: int | None,
     planned_for: str | None,
     framework: str | None,
-    output: str | None,
+    out: str | None,
     tariff: Tariff,
-    search: str | None,
-    search_rounds: int | None,
+    search: OrderSearch | None,
     save: str | None,
     store: str | None,
     html: str | None,
@@ -301,69 +292,57 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
 ) -> None:
     """Rank what could be changed in the run of TRACES by what it would buy."""
     from debubble.plan.emit import EMITTERS
-    from debubble.report.answers.plan import (
-        ANY,
-        answer_plan,
-        predictions_of,
-        refuse_unknown_frameworks,
-    )
+    from debubble.plan.request import PlanRequest, check_frameworks
+    from debubble.report.answers.plan import answer_plan, predictions_of
     from debubble.report.html.plan import plan_report, planned_view
     from debubble.report.html.views import PipelineView
     from debubble.report.plan import plan_page
 
-    named = (planned_for, framework)
-    refuse_unknown_frameworks([name for name in named if name is not None and name != ANY])
-    picture, order = place_for(html, force=force), _place_of_order(output, framework, force=force)
-    refuse_same_place({"--html": html, "-o": str(order) if order else None})
-    tokens.check(has_also=also is not None)
+    check_frameworks(planned_for, framework)
+    report_path, order = _place_files(html=html, out=out, framework=framework, force=force)
+    stated.tokens.check(has_also=also is not None)
     if save is not None:
         check_name(save)
-    looks = _read_search(search, search_rounds)
-    split = parse_layers(layers)
-    limit_bytes = None if memory_limit is None else float(parse_memory(memory_limit))
-    latency_ns = None if latency is None else parse_duration(latency)
-    if latency_ns == 0:
+    if stated.latency_ns == 0:
         raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
-    files = Traces(
-        words=traces,
-        also=also,
+    run, other = analyse_both(
+        reader,
+        traces,
+        also,
+        manners,
         pipeline=pipeline,
-        reader=reader,
-        in_flight=server.in_flight_measured,
+        schedule=stated.schedule,
+        in_flight=in_flight_measured,
     )
-    run, other = analyse_both(files, schedule, quiet=manners.quiet)
+    words = shlex.join(traces)
     if run.pipeline.kind == "stream":
         refuse_for_streams(_OF_STEPS)
-        asked = replace(server.asks(layers=split), tariff=tariff)
-        _plan_server(run, asked, framework, manners, shlex.join(traces), picture)
+        question = replace(server, layers=stated.layers)
+        _plan_server(run, question, tariff, framework, manners, words, report_path)
         return
     refuse_for_steps()
-    plans: list[Plan] = []
-    with progress("planning", quiet=manners.quiet) as show:
-        answer = answer_plan(
-            run,
-            also=other,
-            tokens=tokens,
-            layers=split,
-            memory_limit_bytes=limit_bytes,
-            schedule=schedule,
-            communication=communication,
-            latency_ns=latency_ns,
-            most_microbatches=max_microbatches,
+    with progress("planning", manners) as show:
+        request = PlanRequest(
+            stated=stated,
+            most_microbatches=most_microbatches,
             hold=hold,
             cache=cache,
+            planned_for=planned_for or framework,
+            search=None if search is None else replace(search, progress=show),
+        )
+        planned = run.plan(request, other)
+        answer = answer_plan(
+            run,
+            planned,
+            other,
             # Only programs read what every framework is to be told.
             frameworks=tuple(EMITTERS) if manners.as_json == "full" else (),
-            planned_for=planned_for,
             emit_for=framework,
             order_file=None if order is None else str(order),
             tariff=tariff,
-            search=None if looks is None else replace(looks, progress=show),
-            on_plan=plans.append,
         )
-    words = shlex.join(traces)
     following = _following(answer, words, typed(typed_flags(_DECIDING)))
-    page = plan_page(answer, "" if manners.quiet else following)
+    page = plan_page(answer, manners.hint(following))
     if save is not None:
         kept = replace(run.measurement, predicted=predictions_of(answer))
         with opened(store) as history:
@@ -372,12 +351,12 @@ def command(  # noqa: PLR0913, PLR0915 (one argument a flag)
         page.notes.append(
             f"kept as {save}: debubble compare {save} AFTER{typed_store} tells what came of it"
         )
-    if picture is not None:
+    if report_path is not None:
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
         full = replace(page, lines=written)
-        report = plan_report(answer, shown, planned_view(plans[0]), full, words)
-        write_html(report, picture, quiet=manners.quiet)
+        report = plan_report(answer, shown, planned_view(planned.plan), full, words)
+        write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
         number = answer.emitted.option

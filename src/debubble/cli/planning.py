@@ -1,36 +1,40 @@
-"""What `simulate` and `plan` share: the runs that were named, and what is said of tokens."""
+"""Options of verbs that predict: the other run, tokens, layers, and what is known of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from debubble.cli.options import Decorator, Reader, gathered, in_flight_option, refuse_typed
+from debubble.cli.options import (
+    Decorator,
+    Manners,
+    Reader,
+    gathered,
+    input_option,
+    limit_option,
+    memory_limit_option,
+    question_option,
+    refuse_typed,
+)
 from debubble.errors import UsageError
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.server_plan import ServerQuestion
+    from debubble.plan.request import Stated
+    from debubble.serving.question import ServerQuestion, StatedLoad
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traces:
-    """Which files to read."""
-
-    words: tuple[str, ...]
-    also: str | None
-    pipeline: int | None
-    reader: Reader
-    in_flight: int | None
-    """That a server is said to keep."""
-
-
-def analyse_both(
-    files: Traces, schedule: str | None, *, quiet: bool
+def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
+    reader: Reader,
+    traces: Sequence[str],
+    also: str | None,
+    manners: Manners,
+    *,
+    pipeline: int | None,
+    schedule: str | None,
+    in_flight: int | None,
 ) -> tuple[Analysis, Analysis | None]:
     """Read the run, whose schedule may be stated, and the other one of its model, if any."""
     from debubble.timeline.fleet.survey import Question
@@ -42,18 +46,15 @@ def analyse_both(
             f"what ran must have a name to be changed, and {schedule} is an order",
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
-    question = Question(pipeline=files.pipeline, statement=statement, in_flight=files.in_flight)
-    run = files.reader.analyse(files.words, question, quiet=quiet)
-    if files.also is None:
+    question = Question(pipeline=pipeline, statement=statement, in_flight=in_flight)
+    run = reader.analyse(traces, question, manners)
+    if also is None:
         return run, None
-    question = Question(pipeline=files.pipeline)
-    return run, files.reader.analyse((files.also,), question, quiet=quiet)
+    return run, reader.analyse((also,), Question(pipeline=pipeline), manners)
 
 
-def parse_layers(text: str | None) -> tuple[int, ...] | None:
+def parse_layers(text: str) -> tuple[int, ...]:
     """Read `4,4,4,4`."""
-    if text is None:
-        return None
     try:
         layers = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -63,32 +64,12 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
     return layers
 
 
-def token_options(asked: str) -> Decorator:
-    """Add what is said of tokens and of another run; the verb is handed `tokens` and `also`.
-
-    `asked` says what `--tokens` asks the verb for.
-    """
-    count = click.IntRange(min=1)
-    return gathered(
-        "tokens",
-        _make_tokens,
-        click.option("--tokens", metavar="N", help=asked),
-        click.option(
-            "--tokens-measured", type=count, metavar="N", help="Tokens in the run as it is."
-        ),
-        click.option(
-            "--also", metavar="TRACES", help="Another run of the same model, to learn from."
-        ),
-        click.option("--also-tokens", type=count, metavar="N", help="Tokens in that other run."),
-    )
-
-
-def _make_tokens(
-    *, tokens: str | None, tokens_measured: int | None, also_tokens: int | None
-) -> Tokens:
-    from debubble.report.answers.change import Tokens
-
-    return Tokens(asked=tokens, measured=tokens_measured, also=also_tokens)
+def parse_tokens(text: str) -> tuple[int, int | None]:
+    """Read `4096`, or `4096,2048`: of two runs."""
+    parts = text.split(",")
+    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
+        raise UsageError(f"{text!r} is no number of tokens", hint="write 4096, or 4096,2048")
+    return int(parts[0]), int(parts[1]) if len(parts) > 1 else None
 
 
 def _check_way(_context: click.Context, _option: click.Parameter, way: str | None) -> str | None:
@@ -101,9 +82,79 @@ def _check_way(_context: click.Context, _option: click.Parameter, way: str | Non
     return way
 
 
-def communication_option(words: str) -> Decorator:
-    """Add `--communication`."""
-    return click.option("--communication", metavar="WAY", callback=_check_way, help=words)
+def _make_stated(
+    *,
+    tokens: str | None,
+    tokens_measured: tuple[int, int | None] | None,
+    limit_bytes: int | None,
+    schedule_measured: str | None,
+    **stated: Any,
+) -> Stated:
+    from debubble.plan.request import Stated, Tokens
+
+    measured, also = tokens_measured or (None, None)
+    return Stated(
+        tokens=Tokens(asked=tokens, measured=measured, also=also),
+        limit_bytes=None if limit_bytes is None else float(limit_bytes),
+        schedule=schedule_measured,
+        **stated,
+    )
+
+
+def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> Decorator:
+    """Add what is said of a run that its traces may not tell, as `stated`."""
+    return gathered(
+        "stated",
+        _make_stated,
+        input_option(
+            schedule_flag,
+            "schedule_measured",
+            metavar="NAME",
+            help="Schedule that ran, if it is not recognised.",
+        ),
+        input_option(
+            "--communication",
+            metavar="WAY",
+            callback=_check_way,
+            help="How messages travel.  [default: as fits the run; without traces, latency]",
+        ),
+        input_option(
+            "--layers",
+            type=parse_layers,
+            metavar="N,N,...",
+            help="Layers of each stage as it is, if the traces do not tell.",
+        ),
+        question_option("--tokens", metavar="N", help=asked_tokens),
+        input_option(
+            "--tokens-measured",
+            type=parse_tokens,
+            metavar="N[,N]",
+            help="Tokens a microbatch in the run as it is, and in the other run.",
+        ),
+        memory_limit_option,
+        *more,
+    )
+
+
+also_option = input_option(
+    "--also", metavar="TRACES", help="Another run of the same model, to learn from."
+)
+max_microbatches_option = limit_option(
+    "--max-microbatches",
+    "most_microbatches",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Microbatches to try at most.",
+)
+
+
+def hold_option(default: str) -> Decorator:
+    """Add what keeps its size where microbatches change."""
+    return question_option(
+        "--hold",
+        type=click.Choice(["microbatch", "batch"]),
+        help=f"What keeps its size when microbatches change.  [default: {default}]",
+    )
 
 
 def refuse_for_streams(flags: Collection[str]) -> None:
@@ -115,14 +166,7 @@ def refuse_for_streams(flags: Collection[str]) -> None:
     )
 
 
-OF_SERVERS = (
-    "--load",
-    "--kv-tokens",
-    "--in-flight",
-    "--in-flight-measured",
-    "--chunk",
-    "--requests",
-)
+OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--in-flight-measured", "--chunk")
 
 
 def refuse_for_steps() -> None:
@@ -130,70 +174,47 @@ def refuse_for_steps() -> None:
     refuse_typed(OF_SERVERS, "is about a server, and this run has steps", "leave it out")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """What was typed of a server; None where nothing was."""
+def _parse_load(text: str) -> StatedLoad:
+    from debubble.serving.question import read_stated_load
 
-    load: str | None
-    kv_tokens: int | None
-    in_flight_measured: int | None
-    in_flight: int | None = None
-    chunk: int | None = None
-    requests: int | None = None
+    return read_stated_load(text)
 
-    def asks(
-        self,
-        *,
-        layers: tuple[int, ...] | None,
-        split: tuple[int, ...] | None = None,
-        prompts: str | None = None,
-    ) -> ServerQuestion:
-        """Return what is asked."""
-        from debubble.report.answers.server_plan import ServerQuestion, read_stated_load
 
-        return ServerQuestion(
-            load=None if self.load is None else read_stated_load(self.load),
-            kv_tokens=self.kv_tokens,
-            layers=layers,
-            split=split,
-            in_flight=self.in_flight,
-            chunk=self.chunk,
-            requests=self.requests,
-            prompts=prompts,
-        )
+def _ask_server(**known: Any) -> ServerQuestion:
+    from debubble.serving.question import ServerQuestion
+
+    return ServerQuestion(**known)
 
 
 _OF_SERVERS = (
-    click.option(
+    input_option(
         "--load",
+        type=_parse_load,
         metavar="WORDS",
-        help="Of a server: 'clients=16 prompt=512:0.8,2048:0.2 output=64'.",
+        help="Load of a server: 'clients=16 prompt=512:0.8,2048:0.2 output=64'.",
     ),
-    click.option(
-        "--kv-tokens", type=click.IntRange(min=1), metavar="N", help="That its cache holds."
+    input_option(
+        "--kv-tokens",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Tokens that a server's cache holds on each stage.",
     ),
-    in_flight_option,
 )
-
-
-def _said_of_server(
-    *, load: str | None, kv_tokens: int | None, in_flight_measured: int | None
-) -> ServerOptions:
-    return ServerOptions(load=load, kv_tokens=kv_tokens, in_flight_measured=in_flight_measured)
-
-
-server_options = gathered("server", _said_of_server, *_OF_SERVERS)
+server_options = gathered("server", _ask_server, *_OF_SERVERS)
 server_change_options = gathered(
     "server",
-    ServerOptions,
+    _ask_server,
     *_OF_SERVERS,
-    click.option(
-        "--in-flight", type=click.IntRange(min=1), metavar="K", help="Of a server: batches at once."
+    question_option(
+        "--in-flight",
+        type=click.IntRange(min=1),
+        metavar="K",
+        help="Batches of a server in flight at once.",
     ),
-    click.option(
-        "--chunk", type=click.IntRange(min=1), metavar="N", help="Tokens of prompts in a batch."
-    ),
-    click.option(
-        "--requests", type=click.IntRange(min=1), metavar="N", help="Requests in a batch at most."
+    question_option(
+        "--chunk",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Tokens of prompts in a server's batch.",
     ),
 )

@@ -27,58 +27,52 @@ from debubble.annexes.probe.pipeline import (
 from debubble.annexes.probe.pipeline import write_table as table_of
 from debubble.cli.options import (
     Manners,
+    Verb,
+    force_option,
     gathered,
+    input_option,
+    memory_limit_option,
+    output_option,
     output_options,
     place_for,
     print_answer,
     progress,
+    question_option,
 )
 from debubble.errors import MissingExtra, UsageError
 from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
 from debubble.report.answers.probe import answer_probe
 from debubble.report.probe import probe_page
-from debubble.units import parse_duration, parse_memory, parse_rate, write_file
+from debubble.units import parse_duration, parse_rate, write_file
 
 # What a hop test sends at most where no layer tells what it hands on.
 _LEAST_LARGEST = 1 << 20
 _LOG_TAIL_LINES = 4
+_DIMENSIONS = ("layers", "width", "heads", "vocab")
 
 
-def _device_words(  # noqa: PLR0913 (one argument a flag)
-    *,
-    tokens: str | None,
-    device: str | None,
-    copies: int | None,
-    threads: int | None,
-    samples: int | None,
-    forward_only: bool,
-) -> list[str]:
+def _device_words(*, tokens: str | None, copies: int | None, forward_only: bool) -> list[str]:
     """Write what the part on the device is told."""
-    told = {
-        "--tokens": tokens,
-        "--device": device,
-        "--copies": copies,
-        "--threads": threads,
-        "--samples": samples,
-    }
-    words = [word for flag, value in told.items() if value for word in (flag, str(value))]
+    words = ["--tokens", tokens] if tokens else []
+    words += ["--copies", str(copies)] if copies else []
     return [*words, *(["--forward-only"] if forward_only else [])]
 
 
 _device_options = gathered(
     "device_words",
     _device_words,
-    click.option("--tokens", metavar="N,N", help="Of a microbatch: two sizes or more to time."),
-    click.option("--device", metavar="NAME", help="cpu, cuda or cuda:1.  [default: as torch has]"),
-    click.option("--copies", type=click.IntRange(min=1), metavar="N", help="Ranks on this device."),
-    click.option("--threads", type=click.IntRange(min=1), metavar="N", help="Of a rank's CPU."),
-    click.option("--samples", type=click.IntRange(min=4), metavar="N", help="Passes of each kind."),
-    click.option("--forward-only", is_flag=True, help="Nothing is trained."),
+    question_option(
+        "--tokens", metavar="N,N", help="Tokens of a microbatch: two sizes or more to time."
+    ),
+    question_option(
+        "--copies", type=click.IntRange(min=1), metavar="N", help="Ranks that share this device."
+    ),
+    question_option("--forward-only", is_flag=True, help="Forward passes alone: no training."),
 )
 
 
-def _wire_said(
-    *, links: str | None, bandwidth: str | None, latency: str | None
+def _stated_wire(
+    *, links: str | None, bandwidth: float | None, latency: float | None
 ) -> Wire | str | None:
     """Return the wire that was stated, or the file that has it; None: it is to be measured."""
     if latency is not None and bandwidth is None:
@@ -88,19 +82,31 @@ def _wire_said(
     if bandwidth is None:
         return links
     return Wire(
-        latency_ns=0.0 if latency is None else parse_duration(latency),
-        bytes_per_s=parse_rate(bandwidth),
+        latency_ns=latency or 0.0,
+        bytes_per_s=bandwidth,
         both_ways=1.0,
         told_by="as stated",
     )
 
 
 _wire_options = gathered(
-    "wire_said",
-    _wire_said,
-    click.option("--links", metavar="FILE", help="What `debubble links run` measured elsewhere."),
-    click.option("--bandwidth", metavar="RATE", help="Of a hop, such as 50GB/s: none is measured."),
-    click.option("--latency", metavar="TIME", help="Of a hop, such as 20us, with --bandwidth."),
+    "stated_wire",
+    _stated_wire,
+    input_option(
+        "--links", metavar="FILE", help="Hop test of `debubble links run`, made elsewhere."
+    ),
+    input_option(
+        "--bandwidth",
+        type=parse_rate,
+        metavar="RATE",
+        help="Bandwidth of a hop, such as 50GB/s: none is measured.",
+    ),
+    input_option(
+        "--latency",
+        type=parse_duration,
+        metavar="TIME",
+        help="Latency of a hop, such as 20us, with --bandwidth.",
+    ),
 )
 
 
@@ -114,52 +120,41 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     return found
 
 
-@click.command("probe")
+@click.command("probe", cls=Verb)
 @click.argument("model")
-@click.option("--layers", type=click.IntRange(min=1), metavar="N", help="Of MODEL transformer.")
-@click.option("--width", type=click.IntRange(min=1), metavar="N", help="Of MODEL transformer.")
-@click.option("--heads", type=click.IntRange(min=1), metavar="N", help="Of MODEL transformer.")
-@click.option("--vocab", type=click.IntRange(min=1), metavar="N", help="Of MODEL transformer.")
 @_device_options
 @_wire_options
-@click.option(
-    "--stages", default="4", show_default=True, metavar="N,...", help="Ranks to plan for."
+@question_option("--stages", default="4", show_default=True, metavar="N,...", help="Ranks to try.")
+@question_option(
+    "--microbatches",
+    default="8",
+    show_default=True,
+    metavar="N,...",
+    help="Microbatches of a batch to try.",
 )
-@click.option(
-    "--microbatches", default="8", show_default=True, metavar="N,...", help="Of a batch, to try."
-)
-@click.option(
-    "--batch-tokens",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Of a whole batch.  [default: the first --microbatches of the largest size timed]",
-)
-@click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB.")
-@click.option(
+@memory_limit_option
+@input_option(
     "--optimizer",
     type=click.FloatRange(min=0),
     default=0.0,
     show_default=True,
     metavar="TIMES",
-    help="Its state, in times of the weights.",
+    help="State of the optimizer, in times of the weights.",
 )
-@click.option("--out", default="probe.debubble.json", show_default=True, metavar="FILE")
-@click.option("--tables", metavar="FOLDER", help="Write a step of each size timed, for `plan`.")
-@click.option("--force", is_flag=True, help="Replace files.")
+@output_option(
+    "--out", default="probe.debubble.json", show_default=True, metavar="FILE", help="File to write."
+)
+@output_option("--tables", metavar="FOLDER", help="Tables of a step of each size, for `plan`.")
+@force_option
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     model: str,
-    layers: int | None,
-    width: int | None,
-    heads: int | None,
-    vocab: int | None,
     device_words: list[str],
-    wire_said: Wire | str | None,
+    stated_wire: Wire | str | None,
     stages: str,
     microbatches: str,
-    batch_tokens: int | None,
-    memory_limit: str | None,
+    limit_bytes: int | None,
     optimizer: float,
     out: str,
     tables: str | None,
@@ -169,11 +164,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
     """Time the layers of MODEL on one device, and plan pipelines of it before there is a cluster.
 
     MODEL is file.py:function or module:function, which returns its modules and a function from
-    tokens to a batch; transformer, with dimensions; or a file that an earlier probe wrote.
+    tokens to a batch; transformer:layers=16,width=1024,heads=8,vocab=32000; or a file that an
+    earlier probe wrote.
     """
     ranks, counts = _numbers(stages, "ranks"), _numbers(microbatches, "microbatches")
-    limit = None if memory_limit is None else float(parse_memory(memory_limit))
-    model = _named(model, (layers, width, heads, vocab))
+    model = _read_model(model)
     written = []
     if _is_probe(model):
         if device_words:
@@ -181,17 +176,19 @@ def command(  # noqa: PLR0913 (one argument a flag)
         data, name = json.loads(Path(model).read_text("utf-8")), model
     else:
         place = place_for(out, force=force)
-        with progress("timing layers", quiet=manners.quiet):
+        with progress("timing layers", manners):
             data = _time(model, device_words)
         name = str(place)
     probe = read_probe(data, name)
-    wire = wire_said if isinstance(wire_said, Wire) else _wire(wire_said, probe, data, manners)
+    wire = (
+        stated_wire if isinstance(stated_wire, Wire) else _wire(stated_wire, probe, data, manners)
+    )
     if not _is_probe(model):
         write_file(Path(name), (json.dumps(data, indent=1) + "\n").encode())
         written.append(name)
     pipelines = Pipelines(probe=probe, wire=wire, optimizer_bytes=optimizer)
-    with progress("simulating", quiet=manners.quiet):
-        found = pipelines.compare(ranks, counts, batch_tokens or probe.sizes[-1] * counts[0])
+    with progress("simulating", manners):
+        found = pipelines.compare(ranks, counts, probe.sizes[-1] * counts[0])
     following = f"debubble probe {shlex.quote(name)} --stages {stages} --tables steps"
     if tables is not None:
         schedule = "1f1b" if probe.trains else "forward-only"
@@ -203,29 +200,23 @@ def command(  # noqa: PLR0913 (one argument a flag)
         written += files
         split = ",".join(map(str, usual.split or ()))
         following = f"debubble plan {files[-1]} --also {files[0]} --layers {split}"
+    limit = None if limit_bytes is None else float(limit_bytes)
     answer = answer_probe(pipelines, found, limit_bytes=limit, written=written)
-    print_answer(probe_page(answer, "" if manners.quiet else following), answer, manners)
+    print_answer(probe_page(answer, manners.hint(following)), answer, manners)
 
 
-def _named(model: str, dimensions: tuple[int | None, ...]) -> str:
-    """Return the model as the device part takes it: a transformer with its dimensions."""
-    if model != "transformer":
-        if any(dimension is not None for dimension in dimensions):
-            raise UsageError(
-                "--layers, --width, --heads and --vocab are of a transformer",
-                hint="give MODEL as transformer, or leave them out",
-            )
+def _read_model(model: str) -> str:
+    """Return the model as the device part takes it: a transformer by its dimensions in order."""
+    name, _, text = model.partition(":")
+    if name != "transformer":
         return model
-    missing = [
-        flag
-        for flag, dimension in zip(
-            ("--layers", "--width", "--heads", "--vocab"), dimensions, strict=True
+    sizes = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+    if set(sizes) != set(_DIMENSIONS) or not all(size.isdigit() for size in sizes.values()):
+        raise UsageError(
+            f"{model!r} is no transformer",
+            hint="write it as transformer:layers=16,width=1024,heads=8,vocab=32000",
         )
-        if dimension is None
-    ]
-    if missing:
-        raise UsageError(f"a transformer without {', '.join(missing)}", hint="give all four")
-    return f"transformer:{','.join(map(str, dimensions))}"
+    return f"transformer:{','.join(sizes[dimension] for dimension in _DIMENSIONS)}"
 
 
 def _time(model: str, words: list[str]) -> dict[str, Any]:
@@ -269,7 +260,7 @@ def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners
             words += ["--backend", "gloo"]
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "links.json"
-            with progress("measuring a link", quiet=manners.quiet) as show:
+            with progress("measuring a link", manners) as show:
                 run_here(2, words, out, on_progress=show)
             data["links"] = json.loads(out.read_text("utf-8"))
     return wire_of(

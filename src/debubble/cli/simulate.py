@@ -6,187 +6,113 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from debubble.cli.options import (
     Manners,
     Reader,
+    Verb,
     drawing_width,
-    exit_strictly,
+    finish,
+    force_option,
     gathered,
+    input_option,
+    output_option,
     output_options,
+    pipeline_option,
     place_for,
-    print_answer,
     progress,
+    question_option,
     refuse_typed,
     trace_options,
     typed,
 )
+from debubble.cli.options import in_flight_option as in_flight_measured_option
 from debubble.cli.planning import (
     OF_SERVERS,
-    ServerOptions,
-    Traces,
+    also_option,
     analyse_both,
-    communication_option,
+    hold_option,
     parse_layers,
     refuse_for_steps,
     refuse_for_streams,
     server_change_options,
-    token_options,
+    stated_options,
 )
 from debubble.errors import UsageError
 from debubble.units import (
     PLAIN_NUMBER,
     counted,
     parse_duration,
-    parse_memory,
     show_count,
     write_file,
 )
 
 if TYPE_CHECKING:
-    from debubble.analysis import Analysis
-    from debubble.plan.change import Hold
-    from debubble.report.answers.change import Tokens
-    from debubble.report.answers.simulate import Request
+    from debubble.plan.request import ChangeRequest, Stated
+    from debubble.serving.question import ServerQuestion
     from debubble.simulate.hand_set import HandSetCosts
     from debubble.timeline.schedules import Order, Statement
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """What was typed of a measured run and of its change; None where nothing was."""
-
-    microbatches: int | None
-    hold: Hold | None
-    schedule: str | None
-    chunks: int | None
-    split: str | None
-    overlap: str | None
-    recompute: str | None
-    hops: tuple[str, ...]
-    tokens: Tokens
-    layers: str | None
-    schedule_measured: str | None
-    communication: str | None
-    memory_limit: str | None
-
-    def read(self) -> Request:
-        """Return what is asked for."""
-        from debubble.report.answers.simulate import Request
-
-        limit = self.memory_limit
-        return Request(
-            microbatches=self.microbatches,
-            hold=self.hold,
-            schedule=self.schedule,
-            chunks=self.chunks,
-            split=parse_layers(self.split),
-            overlap=None if self.overlap is None else self.overlap == "on",
-            recompute=None if self.recompute is None else self.recompute == "on",
-            hops=self.hops,
-            tokens=self.tokens,
-            layers=parse_layers(self.layers),
-            schedule_measured=self.schedule_measured,
-            communication=self.communication,
-            memory_limit_bytes=None if limit is None else float(parse_memory(limit)),
-        )
+def _switch(_context: click.Context, _option: click.Parameter, word: str | None) -> bool | None:
+    return None if word is None else word == "on"
 
 
-what_if_options = gathered(
-    "said",
-    RunOptions,
-    click.option("--microbatches", type=int, metavar="M", help="Microbatches in a step."),
-    click.option(
-        "--schedule", metavar="NAME|FILE", help="The schedule, or an order of your own as CSV."
+def _make_request(**asked: Any) -> ChangeRequest:
+    from debubble.plan.request import ChangeRequest
+
+    return ChangeRequest(**asked)
+
+
+request_options = gathered(
+    "request",
+    _make_request,
+    question_option("--microbatches", type=int, metavar="M", help="Microbatches in a step."),
+    question_option(
+        "--schedule", metavar="NAME|FILE", help="Schedule, or an order of your own as CSV."
     ),
-    click.option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank."),
-    click.option(
-        "--hold",
-        type=click.Choice(["microbatch", "batch"]),
-        help="What keeps its size when --microbatches changes.  [default: microbatch]",
+    question_option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank."),
+    hold_option("microbatch"),
+    question_option(
+        "--split", type=parse_layers, metavar="N,N,...", help="Layers of each stage to have."
     ),
-    click.option("--split", metavar="N,N,...", help="Layers of each stage."),
-    click.option("--overlap", type=click.Choice(["on", "off"]), help="Transfers beside compute."),
-    click.option(
-        "--recompute", type=click.Choice(["on", "off"]), help="Activations once more, not kept."
+    question_option(
+        "--overlap",
+        type=click.Choice(["on", "off"]),
+        callback=_switch,
+        help="Transfers beside compute.",
     ),
-    click.option(
+    question_option(
+        "--recompute",
+        type=click.Choice(["on", "off"]),
+        callback=_switch,
+        help="Activations computed once more, not kept.",
+    ),
+    question_option(
         "--hop",
         "hops",
         multiple=True,
         metavar="A:B=RATE",
-        help="From rank A to B, such as 2:3=5GB/s.",
+        help="Rate of messages from rank A to B, such as 2:3=5GB/s.",
     ),
-    token_options("Tokens a microbatch, or times as many: 2x."),
-    click.option("--layers", metavar="N,N,...", help="Layers of each stage as it is, if not told."),
-    click.option("--schedule-measured", metavar="NAME", help="The schedule that ran, if not told."),
-    communication_option(
-        "How messages travel.  [default: as fits the run; without traces, latency]"
-    ),
-    click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
 )
-
-
-def simulate_traces(
-    files: Traces, said: RunOptions, server: ServerOptions, manners: Manners, *, draws: bool
-) -> None:
-    """Measure the run, change it, and say what it would take."""
-    from debubble.report.answers.simulate import answer_simulate, ask_run
-    from debubble.report.lanes import draw_lanes
-    from debubble.report.simulate import simulate_page
-
-    run, also = analyse_both(files, said.schedule_measured, quiet=manners.quiet)
-    if run.pipeline.kind == "stream":
-        taken = {"--split", "--layers", "--tokens", "--pipeline", "--capture", "--rank"}
-        refuse_for_streams({*_OF_RUNS, *_OF_BOTH, "--timeline"} - taken)
-        _simulate_server(run, said, server, manners)
-        return
-    refuse_for_steps()
-    said.tokens.check(has_also=files.also is not None)
-    request = said.read()
-    with progress("simulating", quiet=manners.quiet):
-        asked = ask_run(run, request, also)
-        answer = answer_simulate(run, request, also, asked)
-    following = "" if manners.quiet else f"debubble plan {shlex.join(files.words)}"
-    page = simulate_page(answer, following)
-    if draws:
-        page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
-    print_answer(page, answer, manners)
-    exit_strictly(answer.warnings, manners)
-
-
-def _simulate_server(
-    run: Analysis, said: RunOptions, server: ServerOptions, manners: Manners
-) -> None:
-    """Change a captured server, or what is asked of it, and say what it would do."""
-    from debubble.report.answers.server_plan import answer_server_simulate
-    from debubble.report.plan import server_plan_page
-
-    question = server.asks(
-        layers=parse_layers(said.layers),
-        split=parse_layers(said.split),
-        prompts=said.tokens.asked,
-    )
-    with progress("simulating", quiet=manners.quiet):
-        answer = answer_server_simulate(run, question)
-    print_answer(server_plan_page(answer), answer, manners)
-    exit_strictly(answer.warnings, manners)
 
 
 # What is said alike of a measured run and of one made by hand, and what of one of them alone.
 _OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
 _OF_RUNS = (
     *("--hold", "--split", "--overlap", "--recompute", "--hop", "--layers", "--schedule-measured"),
-    *("--tokens", "--tokens-measured", "--also", "--also-tokens", "--memory-limit"),
-    *("--pipeline", "--capture", "--rank"),
+    *("--tokens", "--tokens-measured", "--also", "--memory-limit", "--pipeline", "--capture"),
 )
 _BY_HAND = (
     *("--stages", "--forward", "--backward", "--input-grad", "--weight-grad", "--transfer"),
     *("--costs", "--table", "--force"),
 )
+# What a server can be asked of all that.
+_OF_STREAMS = {"--split", "--layers", "--tokens", "--pipeline", "--capture"}
 
 
 # A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
@@ -200,16 +126,6 @@ _USUAL_SCHEDULE = "1f1b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderOptions:
-    """The order that was typed, and how its messages travel; None where nothing was."""
-
-    microbatches: int | None
-    schedule: str | None
-    chunks: int | None
-    communication: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ByHand:
     """What was typed in place of a measured run; None where nothing was."""
 
@@ -219,11 +135,11 @@ class ByHand:
     input_grad: str | None
     weight_grad: str | None
     transfer: str | None
-    log: str | None = None
+    log: str | None
     """Whose timers say what passes cost."""
-    table: str | None = None
+    table: str | None
     """Where to write the simulated step."""
-    force: bool = False
+    force: bool
 
     @property
     def costs(self) -> dict[str, str | None]:
@@ -240,27 +156,27 @@ class ByHand:
 by_hand_options = gathered(
     "by_hand",
     ByHand,
-    click.option(
-        "--stages", "--ranks", "ranks", type=int, metavar="P", help="Without traces: ranks."
-    ),
-    click.option("--forward", metavar="TIME", help="A forward pass; one, or one a stage: 5ms,6ms."),
-    click.option(
+    input_option("--stages", "ranks", type=int, metavar="P", help="Ranks, without traces."),
+    input_option("--forward", metavar="TIME", help="A forward pass; one, or one a stage: 5ms,6ms."),
+    input_option(
         "--backward", metavar="TIME", help="A backward pass; by default two forward ones."
     ),
-    click.option("--input-grad", metavar="TIME", help="Its one half, where a schedule splits it."),
-    click.option("--weight-grad", metavar="TIME", help="Its other half."),
-    click.option(
+    input_option(
+        "--input-grad", metavar="TIME", help="Half of a backward pass, where a schedule splits it."
+    ),
+    input_option("--weight-grad", metavar="TIME", help="The other half."),
+    input_option(
         "--transfer", metavar="TIME", help="A message; one, or one a hop.  [default: free]"
     ),
-    click.option(
+    input_option(
         "--costs", "log", metavar="LOG", help="Passes as Megatron's or DeepSpeed's timers say."
     ),
-    click.option("--table", metavar="OUT", help="Write the simulated step, for `plan`."),
-    click.option("--force", is_flag=True, help="Replace files."),
+    output_option("--table", metavar="OUT", help="Table of the simulated step, for `plan`."),
+    force_option,
 )
 
 
-def _from_log(wanted: OrderOptions, by_hand: ByHand, log: str) -> tuple[OrderOptions, ByHand]:
+def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeRequest, ByHand]:
     """Return what a log of timers says in place of what would be typed."""
     from debubble.simulate.hand_set import UNIT_NS
     from debubble.trace.timer_logs import read_stage_times
@@ -292,7 +208,7 @@ def _from_log(wanted: OrderOptions, by_hand: ByHand, log: str) -> tuple[OrderOpt
 
 
 def simulate_by_hand(
-    wanted: OrderOptions, by_hand: ByHand, manners: Manners, *, draws: bool
+    wanted: ChangeRequest, way: str | None, by_hand: ByHand, manners: Manners, *, draws: bool
 ) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
     from debubble.annexes.probe.pipeline import write_table
@@ -313,13 +229,13 @@ def simulate_by_hand(
     hand_set, in_units = _hand_set(by_hand.costs)
     stages = 1 + max(action.stage for actions in order for action in actions)
     costs = settle_costs(hand_set, stages)
-    way = Communication(wanted.communication or Communication.LATENCY)
-    program, times = run_order(order, costs, way)
+    communication = Communication(way or Communication.LATENCY)
+    program, times = run_order(order, costs, communication)
     timeline = as_timeline(program, times)
     answer = answer_by_hand(
         schedule=schedule,
         order=order,
-        communication=way,
+        communication=communication,
         costs=costs,
         in_units=in_units,
         figures=measure_pipeline(timeline, 0),
@@ -331,20 +247,19 @@ def simulate_by_hand(
             "--schedule": schedule,
             "--chunks": wanted.chunks,
             **by_hand.costs,
-            "--communication": None if way is Communication.LATENCY else way,
+            "--communication": None if communication is Communication.LATENCY else way,
         }
     )
-    quiet = manners.quiet or draws
     following = f"debubble simulate {again} --timeline"
     if place is not None:
         write_file(place, write_table(program, times, None).encode())
         following = f"debubble plan {shlex.quote(str(place))}"
-    page = simulate_page(answer, "" if quiet else following)
+    page = simulate_page(answer, "" if draws else manners.hint(following))
     if draws:
         page.drawing = draw_lanes(
             timeline, 0, None, drawing_width(), units="units" if in_units else ""
         )
-    print_answer(page, answer, manners)
+    finish(page, answer, manners)
 
 
 def _order(statement: Statement, ranks: int | None, microbatches: int | None) -> Order:
@@ -401,23 +316,30 @@ def _read(text: str) -> tuple[float, bool]:
     return parse_duration(text), False
 
 
-@click.command("simulate")
+@click.command("simulate", cls=Verb)
 @click.argument("traces", nargs=-1)
-@what_if_options
-@click.option("--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0.")
+@request_options
+@stated_options(
+    "--schedule-measured", asked_tokens="Tokens a microbatch to have, or times as many: 2x."
+)
+@also_option
+@pipeline_option
 @by_hand_options
 @server_change_options
-@click.option("--timeline", "draws", is_flag=True, help="Draw the step, a lane a rank.")
+@in_flight_measured_option
+@output_option("--timeline", "draws", is_flag=True, help="Lanes of the step, as text.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
-    said: RunOptions,
+    request: ChangeRequest,
+    stated: Stated,
     also: str | None,
     pipeline: int | None,
     by_hand: ByHand,
-    server: ServerOptions,
+    server: ServerQuestion,
+    in_flight_measured: int | None,
     draws: bool,
     reader: Reader,
     manners: Manners,
@@ -427,26 +349,47 @@ def command(  # noqa: PLR0913 (one argument a flag)
     Without TRACES: run a schedule with costs of your own. Costs are times (18.5ms) or plain
     numbers, of which only the ratios count.
     """
-    if draws and manners.as_json:
-        raise UsageError("--timeline draws for people, --json is for programs", hint="leave one")
-    files = Traces(
-        words=traces,
-        also=also,
-        pipeline=pipeline,
-        reader=reader,
-        in_flight=server.in_flight_measured,
-    )
-    if traces:
-        why, hint = "is for simulating without traces: here it is measured", "leave it out"
-        refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")
-        simulate_traces(files, said, server, manners, draws=draws)
+    if draws:
+        manners.refuse_drawing()
+    if not traces:
+        why, hint = "is about a measured run, and no traces are given", "name its traces"
+        refuse_typed((*_OF_RUNS, *OF_SERVERS), why, f"{hint}, {_SEE}")
+        simulate_by_hand(request, stated.communication, by_hand, manners, draws=draws)
         return
-    wanted = OrderOptions(
-        microbatches=said.microbatches,
-        schedule=said.schedule,
-        chunks=said.chunks,
-        communication=said.communication,
+    why, hint = "is for simulating without traces: here it is measured", "leave it out"
+    refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")
+    run, other = analyse_both(
+        reader,
+        traces,
+        also,
+        manners,
+        pipeline=pipeline,
+        schedule=stated.schedule,
+        in_flight=in_flight_measured,
     )
-    why, hint = "is about a measured run, and no traces are given", "name its traces"
-    refuse_typed((*_OF_RUNS, *OF_SERVERS), why, f"{hint}, {_SEE}")
-    simulate_by_hand(wanted, by_hand, manners, draws=draws)
+    if run.pipeline.kind == "stream":
+        from debubble.report.answers.server_plan import answer_server_simulate
+        from debubble.report.plan import server_plan_page
+
+        refuse_for_streams({*_OF_RUNS, *_OF_BOTH, "--timeline"} - _OF_STREAMS)
+        question = replace(
+            server, layers=stated.layers, split=request.split, prompts=stated.tokens.asked
+        )
+        with progress("simulating", manners):
+            served = answer_server_simulate(run, question)
+        finish(server_plan_page(served), served, manners)
+        return
+    from debubble.report.answers.simulate import answer_simulate
+    from debubble.report.lanes import draw_lanes
+    from debubble.report.simulate import simulate_page
+
+    refuse_for_steps()
+    stated.tokens.check(has_also=also is not None)
+    request = replace(request, stated=stated)
+    with progress("simulating", manners):
+        asked = run.what_if(request, other)
+        answer = answer_simulate(run, asked, request, other)
+    page = simulate_page(answer, manners.hint(f"debubble plan {shlex.join(traces)}"))
+    if draws:
+        page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
+    finish(page, answer, manners)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,12 +12,26 @@ import click
 from debubble.annexes.tune.run import Budget, Scope, Server, begin_anew, read_request
 from debubble.capture.server import KINDS
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS
-from debubble.cli.history import check_name
-from debubble.cli.options import Manners, gathered, output_options, print_answer, refuse_typed
-from debubble.errors import MissingExtra, UsageError
+from debubble.cli.history import check_name, opened_if_any
+from debubble.cli.options import (
+    Manners,
+    Verb,
+    force_option,
+    gathered,
+    input_option,
+    limit_option,
+    memory_limit_option,
+    output_option,
+    output_options,
+    print_answer,
+    question_option,
+    refuse_typed,
+    store_option,
+    typed_flags,
+)
+from debubble.cli.planning import hold_option, max_microbatches_option
+from debubble.errors import UsageError
 from debubble.measure.compare import DEFAULT_THRESHOLD
-from debubble.measure.store import Store, store_url
-from debubble.plan.change import Hold
 from debubble.report.answers.tune import answer_dry_run, answer_tune
 from debubble.report.tune import (
     dry_page,
@@ -27,96 +40,38 @@ from debubble.report.tune import (
     tune_page,
 )
 from debubble.timeline.schedules import SCHEDULES
-from debubble.units import parse_duration, parse_memory, parse_share
+from debubble.units import NS_PER_S, parse_duration, parse_share
 
 _A_LOAD = "vllm bench serve --base-url {url} … --save-result --save-detailed --result-dir {out}"
 # The setting as it is, three or four tries, and two runs more of the best and of the first.
 _RUNS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetOptions:
-    """What may be spent, as it was typed."""
-
-    runs: int
-    minutes: float | None
-    timeout: str | None
-
-    def read(self) -> Budget:
-        """Return it in seconds."""
-        return Budget(
-            runs=self.runs,
-            seconds=None if self.minutes is None else 60 * self.minutes,
-            timeout_s=None if self.timeout is None else parse_duration(self.timeout) / 1e9,
-        )
+def _make_budget(*, runs: int, minutes: float | None, timeout: float | None) -> Budget:
+    return Budget(
+        runs=runs,
+        seconds=None if minutes is None else 60 * minutes,
+        timeout_s=None if timeout is None else timeout / NS_PER_S,
+    )
 
 
 budget_options = gathered(
-    "budget_said",
-    BudgetOptions,
-    click.option("--runs", type=int, default=_RUNS, show_default=True, help="Runs at most."),
-    click.option("--minutes", type=float, help="Time that runs may take in all."),
-    click.option("--timeout", metavar="TIME", help="When a run hangs; by the first run without."),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScopeOptions:
-    """What may be tried, as it was typed."""
-
-    schedules: str | None
-    max_microbatches: int | None
-    hold: Hold | None
-    memory_limit: str | None
-    threshold: str
-    search_rounds: int | None
-
-    def read(self, folder: Path) -> Scope:
-        """Return it in names, bytes and fractions."""
-        return Scope(
-            schedules=read_schedules(self.schedules),
-            most_microbatches=self.max_microbatches,
-            hold=self.hold,
-            limit_bytes=None if self.memory_limit is None else parse_memory(self.memory_limit),
-            threshold=parse_share(self.threshold),
-            search_rounds=self.search_rounds,
-            orders=folder / "orders",
-        )
-
-
-scope_options = gathered(
-    "scope_said",
-    ScopeOptions,
-    click.option("--schedules", metavar="NAME,...", help="Those that COMMAND knows; all without."),
-    click.option(
-        "--max-microbatches",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Try no more than these.",
-    ),
-    click.option(
-        "--hold",
-        type=click.Choice(["microbatch", "batch"]),
-        help="What is kept when microbatches change.  [default: the batch, in training]",
-    ),
-    click.option("--memory-limit", metavar="SIZE", help="Of each rank, such as 80GiB."),
-    click.option(
-        "--threshold",
-        metavar="SHARE",
-        default=f"{DEFAULT_THRESHOLD:.0%}",
-        show_default=True,
-        help="The smallest gain that is worth a run.",
-    ),
-    click.option(
-        "--search-rounds",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Look for an order of passes too: {schedule} is then the path of a CSV file.",
+    "budget",
+    _make_budget,
+    limit_option("--runs", type=int, default=_RUNS, show_default=True, help="Runs at most."),
+    limit_option("--minutes", type=float, help="Minutes that runs may take in all."),
+    limit_option(
+        "--timeout",
+        type=parse_duration,
+        metavar="TIME",
+        help="Time after which a run hangs; by the first run without.",
     ),
 )
 
 
-def read_schedules(text: str | None) -> frozenset[str]:
+def _read_schedules(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> frozenset[str]:
     """Read `1f1b,gpipe`."""
     names = frozenset(SCHEDULES) if text is None else frozenset(text.split(","))
     wrong = sorted(names - set(SCHEDULES))
@@ -127,86 +82,111 @@ def read_schedules(text: str | None) -> frozenset[str]:
     return names
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptions:
-    """A server in place of a command, as it was typed."""
-
-    server: str | None
-    url: str | None
-    load: str | None
-    kind: str | None
-
-    def read(self, command_words: Sequence[str]) -> tuple[tuple[str, ...], Server | None]:
-        """Return the words of the command, and where it serves; None where it is no server."""
-        if self.server is None:
-            refuse_typed(
-                ("--url", "--load", "--kind"), "is for a server", "give --server COMMAND too"
-            )
-            return tuple(command_words), None
-        if command_words:
-            raise UsageError("both a server and a command", hint="give one of them")
-        if self.url is None or self.load is None:
-            raise UsageError(
-                "--server needs --url and --load",
-                hint=f"such as --url http://127.0.0.1:8000 --load '{_A_LOAD}'",
-            )
-        load = tuple(shlex.split(self.load))
-        if not any("{url}" in word for word in load):
-            raise UsageError(
-                "--load is a command that is told {url}, and this one is not",
-                hint=f"such as --load '{_A_LOAD}'",
-            )
-        return tuple(shlex.split(self.server)), Server(url=self.url, load=load, kind=self.kind)
-
-
-server_options = gathered(
-    "server_said",
-    ServerOptions,
-    click.option("--server", metavar="COMMAND", help="What starts a server: tune that instead."),
-    click.option("--url", metavar="URL", help="Where the server answers."),
-    click.option(
-        "--load",
-        metavar="COMMAND",
-        help="What loads it: vllm bench serve, guidellm or aiperf, with {url} and {out}.",
+scope_options = gathered(
+    "scope",
+    Scope,
+    question_option(
+        "--schedules",
+        metavar="NAME,...",
+        callback=_read_schedules,
+        help="Schedules that COMMAND knows; all without.",
     ),
-    click.option("--kind", type=click.Choice(KINDS), help="Which engine it is: it is captured."),
+    max_microbatches_option,
+    hold_option("the batch, in training"),
+    memory_limit_option,
+    limit_option(
+        "--threshold",
+        type=parse_share,
+        metavar="SHARE",
+        default=f"{DEFAULT_THRESHOLD:.0%}",
+        show_default=True,
+        help="Smallest gain that is worth a run.",
+    ),
+    question_option(
+        "--search",
+        "search_rounds",
+        type=click.IntRange(min=1),
+        metavar="ROUNDS",
+        help="Search for an order of passes: {schedule} is then the path of a CSV file.",
+    ),
 )
+
+
+def _read_server(
+    command_words: Sequence[str],
+    server: str | None,
+    url: str | None,
+    load: str | None,
+    kind: str | None,
+) -> tuple[Sequence[str], Server | None]:
+    """Return the words of the command, and where it serves; None where it is no server."""
+    if server is None:
+        refuse_typed(("--url", "--load", "--kind"), "is for a server", "give --server COMMAND too")
+        return command_words, None
+    if command_words:
+        raise UsageError("both a server and a command", hint="give one of them")
+    if url is None or load is None:
+        raise UsageError(
+            "--server needs --url and --load",
+            hint=f"such as --url http://127.0.0.1:8000 --load '{_A_LOAD}'",
+        )
+    words = tuple(shlex.split(load))
+    if not any("{url}" in word for word in words):
+        raise UsageError(
+            "--load is a command that is told {url}, and this one is not",
+            hint=f"such as --load '{_A_LOAD}'",
+        )
+    return tuple(shlex.split(server)), Server(url=url, load=words, kind=kind)
 
 
 DEFAULT_OUT = Path("debubble-tune")
 
 
-@click.command("tune")
+@click.command("tune", cls=Verb)
 @click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
-@click.option(
+@input_option(
     "--now", multiple=True, metavar="KNOB=VALUE", help="What COMMAND is told as things are."
 )
-@server_options
+@input_option("--server", metavar="COMMAND", help="What starts a server: tune that instead.")
+@input_option("--url", metavar="URL", help="Address of the server.")
+@input_option(
+    "--load",
+    metavar="COMMAND",
+    help="Load of the server: vllm bench serve, guidellm or aiperf, with {url} and {out}.",
+)
+@input_option("--kind", type=click.Choice(KINDS), help="Engine that it is: it is captured.")
 @budget_options
 @scope_options
-@click.option("--steps", type=int, default=PROFILED_STEPS, show_default=True, help="To profile.")
-@click.option(
+@question_option(
+    "--steps", type=int, default=PROFILED_STEPS, show_default=True, help="Steps to profile."
+)
+@question_option(
     "--wait", type=int, default=WAIT_STEPS, show_default=True, help="Steps before the first."
 )
-@click.option(
+@output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_OUT,
     show_default=True,
     help="Folder for the record; an interrupted tuning goes on from it.",
 )
-@click.option("--force", is_flag=True, help="Begin anew in that folder.")
-@click.option("--name", default="tune", show_default=True, help="Of its records in the history.")
-@click.option("--store", metavar="URL", help="The history: sqlite:///… or postgresql://…")
-@click.option("--dry-run", is_flag=True, help="Show what would be tried; run nothing.")
+@force_option
+@output_option(
+    "--name", default="tune", show_default=True, help="Name of its records in the history."
+)
+@store_option
+@question_option("--dry-run", is_flag=True, help="What would be tried; nothing is run.")
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
     now: tuple[str, ...],
-    server_said: ServerOptions,
-    budget_said: BudgetOptions,
-    scope_said: ScopeOptions,
+    server: str | None,
+    url: str | None,
+    load: str | None,
+    kind: str | None,
+    budget: Budget,
+    scope: Scope,
     steps: int,
     wait: int,
     out: Path,
@@ -224,23 +204,20 @@ def command(  # noqa: PLR0913 (one argument a flag)
     Of a server, {layers}, {in_flight}, {chunk}, {tokens_a_batch} and {requests_a_batch} do, and
     {traces} is a folder for its traces.
     """
-    command_words, server = server_said.read(command_words)
+    words, served = _read_server(command_words, server, url, load, kind)
     request = read_request(
-        command_words,
+        words,
         now,
-        server=server,
-        budget=budget_said.read(),
-        scope=scope_said.read(out),
+        server=served,
+        budget=budget,
+        scope=replace(scope, orders=out / "orders"),
         steps=steps,
         wait=wait,
         folder=out,
     )
     template = request.bench.template
-    for flag, typed in (
-        ("--schedules", scope_said.schedules),
-        ("--search-rounds", scope_said.search_rounds),
-    ):
-        if typed is not None and template.now.schedule is None:
+    if template.now.schedule is None:
+        for flag in typed_flags(("--schedules", "--search")):
             raise UsageError(
                 f"{flag} needs {{schedule}} in COMMAND, which has none",
                 hint="write {schedule} where its name or file stands, and add --now schedule=1f1b",
@@ -259,38 +236,18 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if force:
         begin_anew(out)
 
-    def say(line: str) -> None:
-        if not manners.quiet:
-            click.echo(line, err=True)
-
-    with _history(store) as history:
+    with opened_if_any(store) as history:
         tuned = request.tune(
             history,
             name,
-            on_start=lambda chosen, done: say(
+            on_start=lambda chosen, done: manners.say(
                 say_start(chosen.setting, chosen.why, chosen.expected, done)
             ),
-            on_end=lambda run: say(say_end(run)),
+            on_end=lambda run: manners.say(say_end(run)),
         )
         records = f", and {name}/… in the history" if history is not None else NO_HISTORY
-    following = "" if manners.quiet or tuned.winner is None else shlex.join(tuned.command)
+    following = "" if tuned.winner is None else manners.hint(shlex.join(tuned.command))
     print_answer(tune_page(tuned, records, following), answer_tune(tuned), manners)
 
 
 NO_HISTORY = "; not in the history, which needs: pip install 'debubble[store]'"
-
-
-@contextmanager
-def _history(url: str | None) -> Iterator[Store | None]:
-    """Lend the history; none where its extra is not installed and nobody named one."""
-    try:
-        store = Store(store_url(url))
-    except MissingExtra:
-        if url is not None:
-            raise
-        yield None
-        return
-    try:
-        yield store
-    finally:
-        store.close()

@@ -11,7 +11,7 @@ from typing import Any
 from debubble.errors import Code, Gap, LogError, Touch, UsageError, place
 from debubble.links.hop_times import Fit, Hop
 from debubble.links.judge import LinkClass, Past, find_class, guess_class
-from debubble.links.logs.model import CounterLog, NvlinkErrors, NvlinkStatus, Topology
+from debubble.links.logs.model import CounterLog, LinkErrors, NvlinkErrors, NvlinkStatus, Topology
 from debubble.links.logs.nvidia import class_of_join
 from debubble.links.logs.read import load_json, read_log, read_text
 from debubble.timeline.model import RankTimeline
@@ -170,11 +170,13 @@ def inactive_links(status: NvlinkStatus) -> list[Gap]:
     return [
         Gap(
             code=Code.LINKS_INACTIVE,
-            message=f"GPU {index} ({name}): {counted(down, 'link')} of {len(links)} inactive",
+            message=f"GPU {row.device} ({row.name}): {counted(down, 'link')} of {len(links)} "
+            "inactive",
             hint="see `nvidia-smi nvlink -e`; its hops cannot reach their rate",
             file=status.file,
         )
-        for index, name, links in status.devices
+        for row in status.devices
+        for links in [row.links_bytes_per_s]
         if 0 < (down := sum(rate is None for rate in links)) < len(links)
     ]
 
@@ -182,20 +184,23 @@ def inactive_links(status: NvlinkStatus) -> list[Gap]:
 def failing_links(log: NvlinkErrors) -> list[Gap]:
     """Say which devices have links that had errors: what such a link sends twice takes twice."""
     gaps = []
-    for index, name, counters in log.devices:
-        counted_errors = [(link, kind, errors) for link, kind, errors in counters if errors]
-        if counted_errors:
-            link, kind, most = max(counted_errors, key=lambda one: one[2])
-            links = counted(len({link for link, _, _ in counted_errors}), "link")
-            gaps.append(
-                Gap(
-                    code=Code.LINK_ERRORS,
-                    message=f"GPU {index} ({name}): {links} with errors since the last reset, most "
-                    f"on link {link}: {counted(most, kind.removesuffix('s'))}",
-                    hint="a link that sends again is slow now and then: look at its hops' tails",
-                    file=log.file,
-                )
+    of_device: dict[int, list[LinkErrors]] = {}
+    for counter in log.counters:
+        if counter.errors:
+            of_device.setdefault(counter.device, []).append(counter)
+    for counters in of_device.values():
+        most = max(counters, key=lambda counter: counter.errors)
+        links = counted(len({counter.link for counter in counters}), "link")
+        errors = counted(most.errors, most.kind.removesuffix("s"))
+        gaps.append(
+            Gap(
+                code=Code.LINK_ERRORS,
+                message=f"GPU {most.device} ({most.name}): {links} with errors since the last "
+                f"reset, most on link {most.link}: {errors}",
+                hint="a link that sends again is slow now and then: look at its hops' tails",
+                file=log.file,
             )
+        )
     return gaps
 
 
@@ -205,8 +210,12 @@ def rising_counters(log: CounterLog) -> list[Gap]:
     for one in log.counters:
         if one.increase:
             where = " ".join(filter(None, (one.host, one.device and f"device {one.device}")))
-            always = one.risen == one.intervals
-            how = "all the time" if always else f"in {one.risen} of {one.intervals} intervals"
+            always = one.risen_intervals == one.intervals
+            how = (
+                "all the time"
+                if always
+                else f"in {one.risen_intervals} of {one.intervals} intervals"
+            )
             gaps.append(
                 Gap(
                     code=Code.LINK_ERRORS,

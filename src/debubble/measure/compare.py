@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import TypeAlias, TypeVar
 
+from debubble.ledger.causes import CAUSES, Cause
 from debubble.measure.comparison import (
+    CauseChange,
     Comparison,
     Confidence,
     Delta,
@@ -42,8 +45,8 @@ from debubble.measure.statistics import (
     samples_needed,
     spread_of,
 )
-from debubble.plan.option import headroom
-from debubble.timeline.job import FEWEST_STEPS, Basis
+from debubble.timeline.job import Basis
+from debubble.timeline.model import FEWEST_STEPS
 from debubble.units import counted
 
 _Sample = TypeVar("_Sample")
@@ -92,19 +95,17 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
     bases = shared_basis(before, after)
     latencies, steps = _lengths((before, after), bases)
     rates, rate_note = _rates(before, after, latencies, steps)
-    deltas = [
-        _hold("bubble", before.bubble_fractions, after.bubble_fractions, threshold),
-        _hold("batch_latency", *latencies, threshold),
-        _hold("step_time", *steps, threshold),
-        _hold("throughput", *rates, threshold),
-    ]
+    sides = {
+        "bubble": (before.bubble_fractions, after.bubble_fractions),
+        "batch_latency": latencies,
+        "step_time": steps,
+        "throughput": rates,
+    }
     if bases != (before.traced, after.traced) == (Basis.PROFILED, Basis.PROFILED):
         beside = _lengths((before, after), (before.traced, after.traced))
-        deltas += [
-            _hold(f"profiled_{name}", *pair, threshold)
-            for name, pair in zip(("batch_latency", "step_time"), beside, strict=True)
-        ]
-    decider = next(delta for delta in deltas if delta.name == decided_by)
+        sides["profiled_batch_latency"], sides["profiled_step_time"] = beside
+    deltas = {name: _hold(name, *pair, threshold) for name, pair in sides.items()}
+    decider = deltas[decided_by]
     memory = _memory(before, after, limit_bytes)
     impossible = (*why_not(*wanted), *_off_target(sizes, target_batch))
     if decider.change is None:
@@ -114,7 +115,6 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
         verdict = Verdict.UNSAFE_MEMORY
     if impossible:
         verdict = Verdict.NOT_COMPARABLE
-    samples = latencies if by_latency else rates
     kept = find_prediction(before.predicted, before, after, change)
     return Comparison(
         before=before,
@@ -123,14 +123,14 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
         confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
         decided_by=decided_by,
         bases=bases,
-        deltas=tuple(deltas),
+        deltas=deltas,
         memory=memory,
         setting=setting_changes(before, after),
         environment=environment_changes(before, after),
         reasons=impossible or because,
         notes=tuple(_notes(wanted, (before, after), same_batch=same_batch, rate_note=rate_note)),
-        needed=samples_needed(*samples, max(threshold, abs(decider.change or 0.0))),
-        detectable=detectable_change(*samples),
+        needed=samples_needed(*sides[decided_by], max(threshold, abs(decider.change or 0.0))),
+        detectable=detectable_change(*sides[decided_by]),
         threshold=threshold,
         predicted=None
         if kept is None
@@ -153,9 +153,9 @@ def _compare_served(
         "tpot": (first.tpot_s, second.tpot_s),
         "request_latency": (first.latency_s, second.latency_s),
     }
-    deltas = tuple(_hold(name, *pair, threshold) for name, pair in sides.items())
+    deltas = {name: _hold(name, *pair, threshold) for name, pair in sides.items()}
     decided_by = "request_latency" if first.open_loop else "throughput"
-    decider = next(delta for delta in deltas if delta.name == decided_by)
+    decider = deltas[decided_by]
     verdict = _VERDICTS[decider.direction]
     impossible, because = [], []
     if first.load != second.load:
@@ -170,7 +170,7 @@ def _compare_served(
         because = [
             f"more gets done, yet a user waits longer for {what}"
             for name, what in (("ttft", "the first token"), ("tpot", "each further token"))
-            if next(delta for delta in deltas if delta.name == name).direction is Direction.WORSE
+            if deltas[name].direction is Direction.WORSE
         ]
     notes = [
         f"{counted(side.failed, 'request')} failed {name}"
@@ -203,10 +203,9 @@ def _compare_served(
     )
 
 
-def _verdict(deltas: Sequence[Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
+def _verdict(deltas: Mapping[str, Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
     """Take the number that decides; a batch that is quicker while less gets done is no win."""
-    by_name = {delta.name: delta for delta in deltas}
-    bubble, throughput = by_name["bubble"], by_name["throughput"]
+    bubble, throughput = deltas["bubble"], deltas["throughput"]
     direction, because = decider.direction, []
     if direction is Direction.BETTER and throughput.direction is Direction.WORSE:
         direction = Direction.WORSE
@@ -265,31 +264,31 @@ def _hold(name: str, before: Sequence[float], after: Sequence[float], threshold:
     A share, which may be nothing, by the difference.
     """
     first, second = spread_of(before), spread_of(after)
-    change = low = high = None
+    change = interval = None
     if name in _SHARES:
         change = second.median - first.median if first and second else None
-        low, high = difference_interval(before, after) or (None, None)
+        interval = difference_interval(before, after)
     elif first and second and first.median:
         change = second.median / first.median - 1
-        interval = ratio_interval(before, after)
-        low, high = (interval[0] - 1, interval[1] - 1) if interval else (None, None)
+        ratios = ratio_interval(before, after)
+        interval = (ratios[0] - 1, ratios[1] - 1) if ratios else None
     test = rank_test(before, after)
-    if name not in _SHARES and test and test.p <= ALPHA and low is not None and high is not None:
+    moves = test is not None and test.p <= ALPHA and name not in _SHARES
+    if moves and interval is not None and interval[0] < 0 < interval[1]:
         # Of two kinds of samples, quick and slow, either may hold the middle: the interval of
         # medians then says nothing, and what the test found is how far all have moved.
-        moved = moved_ratio(before, after) if low < 0 < high else None
-        change, low, high = [ratio - 1 for ratio in moved] if moved else (change, low, high)
+        moved = moved_ratio(before, after)
+        if moved is not None:
+            change, interval = moved[0] - 1, (moved[1] - 1, moved[2] - 1)
     direction = Direction.UNCLEAR
     if change is not None and abs(change) >= threshold and _is_clear(before, after, change, test):
         better = (change > 0) is (name in _LARGER_IS_BETTER)
         direction = Direction.BETTER if better else Direction.WORSE
     return Delta(
-        name=name,
         before=first,
         after=second,
         change=change,
-        low=low,
-        high=high,
+        ci=interval,
         p=test.p if test else None,
         direction=direction,
         tested=can_be_tested(len(before), len(after)),
@@ -319,18 +318,18 @@ def _memory(
     for number, mine in enumerate(after.memory):
         was = before.memory[number].peak_bytes if number < len(before.memory) else None
         limit = limit_bytes if limit_bytes is not None else mine.limit_bytes
-        unsafe = False
+        left, unsafe = None, False
         if mine.peak_bytes is not None and limit is not None:
-            left = headroom(mine.peak_bytes, limit_bytes=limit)
-            tight = left.bytes is not None and left.bytes < SAFE_SHARE * limit
+            left = limit - mine.peak_bytes
             grew = was is None or mine.peak_bytes > was
-            unsafe = left.fits is False or (tight and grew)
+            unsafe = left < 0 or (left < SAFE_SHARE * limit and grew)
         changes.append(
             MemoryChange(
                 rank=mine.rank,
                 before_bytes=was,
                 after_bytes=mine.peak_bytes,
                 limit_bytes=limit,
+                headroom_bytes=left,
                 unsafe=unsafe,
             )
         )
@@ -495,12 +494,35 @@ def environment_changes(before: Measurement, after: Measurement) -> tuple[Differ
     return _changed(pairs)
 
 
+def compare_causes(
+    before: Sequence[Mapping[Cause, float] | None], after: Sequence[Mapping[Cause, float] | None]
+) -> tuple[CauseChange, ...]:
+    """Hold the shares of causes of two sides against each other: means over captures.
+
+    Nothing where all captures of a side lack an account.
+    """
+    known = [[shares for shares in side if shares is not None] for side in (before, after)]
+    if not all(known):
+        return ()
+    means = [
+        {cause: fmean(shares.get(cause, 0.0) for shares in side) for cause in CAUSES}
+        for side in known
+    ]
+    return tuple(
+        CauseChange(
+            cause=str(cause), before_fraction=means[0][cause], after_fraction=means[1][cause]
+        )
+        for cause in CAUSES
+        if means[0][cause] or means[1][cause]
+    )
+
+
 def _changed(pairs: Mapping[str, tuple[object, object]]) -> tuple[Difference, ...]:
     def show(value: object) -> str:
         return "not known" if value is None or not str(value) else str(value)
 
     return tuple(
-        Difference(name=name, before=show(first), after=show(second))
+        Difference(what=name, before=show(first), after=show(second))
         for name, (first, second) in pairs.items()
         if first != second
     )

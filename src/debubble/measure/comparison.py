@@ -38,15 +38,14 @@ class Direction(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """One number before and after."""
+    """What a number did: a share of itself; of the bubble, in points."""
 
-    name: str
     before: Spread | None
     after: Spread | None
     change: float | None
     """After over before, minus 1; of a bubble, after minus before."""
-    low: float | None
-    high: float | None
+    ci: tuple[float, float] | None
+    """Where the change lies, at 95 %."""
     p: float | None
     direction: Direction
     tested: bool
@@ -55,29 +54,33 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryChange:
-    """The peak of one rank, before and after, against what it may take."""
+    """The peak of one rank before and after, and what is left."""
 
     rank: int
     before_bytes: int | None
     after_bytes: int | None
     limit_bytes: int | None
+    headroom_bytes: int | None
+    """What is left after the change."""
     unsafe: bool
-
-    @property
-    def headroom_bytes(self) -> int | None:
-        """What is left after the change."""
-        if self.limit_bytes is None or self.after_bytes is None:
-            return None
-        return self.limit_bytes - self.after_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
     """Something besides the numbers that is not the same."""
 
-    name: str
+    what: str
     before: str
     after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseChange:
+    """A cause of the ledger, as shares of the batch, or of the time of a stream."""
+
+    cause: str
+    before_fraction: float
+    after_fraction: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,8 @@ class Comparison:
     """The number that decides: batch_latency, or throughput where batches differ."""
     bases: tuple[Basis, Basis]
     """Of the times before and after: the same, unless a side has none on the other's."""
-    deltas: tuple[Delta, ...]
+    deltas: dict[str, Delta]
+    """What each number did, by its name."""
     memory: tuple[MemoryChange, ...]
     setting: tuple[Difference, ...]
     """What was changed: schedule, split, microbatches."""
@@ -111,11 +115,7 @@ class Comparison:
     throughput_unit: str
     """tokens, or microbatches (of the size they have before)."""
 
-    def delta(self, name: str) -> Delta:
-        """Return what one number did."""
-        return next(delta for delta in self.deltas if delta.name == name)
-
     @property
     def deciding(self) -> Delta:
         """What the number that decides did."""
-        return self.delta(self.decided_by)
+        return self.deltas[self.decided_by]

@@ -102,24 +102,18 @@ class Came(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionCheck:
-    """A prediction against what was measured."""
+    """What a plan had predicted of the change, and how that stands."""
 
-    prediction: Prediction
+    change: str
+    """As the plan words it."""
+    basis: Basis
+    batch_latency_s: float
+    interval: tuple[float, float]
+    """The low end and the high end of 80 %."""
     measured_s: float | None
-    """None where nothing was timed on the basis of the prediction."""
+    """On the same basis; null where nothing was timed on it."""
     verdict: Came
-    why: str
-    """What took more or less than it was to; empty where it is as predicted."""
-
-    def __str__(self) -> str:
-        kept = self.prediction
-        interval = show_between(show_seconds(kept.low_s), show_seconds(kept.high_s))
-        predicted = f"predicted {show_seconds(kept.batch_latency_s)} ({interval})"
-        if self.verdict is Came.UNKNOWN:
-            return f"{predicted}, {self.why}"
-        why = f": {self.why}" if self.why else ""
-        measured = show_known(self.measured_s, show_seconds)
-        return f"{predicted}, measured {measured}: {self.verdict}{why}"
+    sentence: str
 
 
 def batches_of(before: Measurement, after: Measurement) -> tuple[float, float] | None:
@@ -158,9 +152,15 @@ def growth_of(before: Measurement, after: Measurement) -> float | None:
 
 
 def check_prediction(
-    prediction: Prediction, before: Measurement | None, after: Measurement
+    prediction: Prediction,
+    before: Measurement | None,
+    after: Measurement,
+    why_slower: str = "",
 ) -> PredictionCheck:
-    """Hold a prediction against the run after the change; `before` tells what the batch was."""
+    """Hold a prediction against the run after the change; `before` tells what the batch was.
+
+    `why_slower` is what slowed the run besides; else its compute and waiting say where it differs.
+    """
     if before is not None and not after.batch_latencies_s(prediction.basis):
         prediction = prediction.on(after.traced, before)
     lengths = after.batch_latencies_s(prediction.basis)
@@ -174,8 +174,25 @@ def check_prediction(
         came, why = Came.AS_PREDICTED, ""
     else:
         came = Came.SLOWER if took > prediction.high_s else Came.FASTER
-        why = _what_differs(prediction, after, took)
-    return PredictionCheck(prediction=prediction, measured_s=took, verdict=came, why=why)
+        slowed = why_slower if came is Came.SLOWER else ""
+        why = slowed or _what_differs(prediction, after, took)
+    interval = (prediction.low_s, prediction.high_s)
+    ends = show_between(*map(show_seconds, interval))
+    sentence = f"predicted {show_seconds(prediction.batch_latency_s)} ({ends})"
+    if came is Came.UNKNOWN:
+        sentence += f", {why}"
+    else:
+        sentence += f", measured {show_known(took, show_seconds)}: {came}"
+        sentence += f": {why}" if why else ""
+    return PredictionCheck(
+        change=prediction.words,
+        basis=prediction.basis,
+        batch_latency_s=prediction.batch_latency_s,
+        interval=interval,
+        measured_s=took,
+        verdict=came,
+        sentence=sentence,
+    )
 
 
 def _say_held(prediction: Prediction, grown: float | None) -> str:

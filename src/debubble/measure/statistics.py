@@ -38,12 +38,12 @@ _MOST_PAIRED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A median and where it may as well lie; no interval for a single sample."""
+    """The samples of a number on one side, as answers have them."""
 
     median: float
-    low: float | None
-    high: float | None
-    count: int
+    ci: tuple[float, float] | None
+    """Where the median may as well lie; None of a single sample."""
+    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,8 @@ def spread_of(samples: Sequence[float]) -> Spread | None:
     """Return the median with its bootstrap interval; None of nothing."""
     if not samples:
         return None
-    low = high = None
-    if len(samples) > 1:
-        low, high = _interval(*_resampled_medians(samples))
-    return Spread(median=float(np.median(samples)), low=low, high=high, count=len(samples))
+    interval = _interval(*_resampled_medians(samples)) if len(samples) > 1 else None
+    return Spread(median=float(np.median(samples)), ci=interval, n=len(samples))
 
 
 def ratio_interval(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:

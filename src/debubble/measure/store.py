@@ -148,7 +148,7 @@ class Store:
         if damaged:
             raise StoreError(
                 damaged[0].message,
-                hint="debubble history list shows the others; history prune drops the oldest",
+                hint="debubble history shows the others; history prune drops the oldest",
                 file=self.url,
             )
         return found
@@ -182,10 +182,7 @@ class Store:
                 created_at(row.created_s)
                 measurement = msgspec.json.decode(row.data, type=Measurement)
                 records.append(msgspec.convert({**kept, "measurement": measurement}, type=Record))
-            except (
-                *(msgspec.MsgspecError, TypeError, ValueError),
-                *(ArithmeticError, RecursionError),
-            ) as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 why = f"record {row.id} of the history, {row.name!r}, is damaged: {error}"
                 damaged.append(Gap(code=Code.DAMAGED_RECORD, message=why))
         return tuple(records), tuple(damaged)
@@ -207,9 +204,7 @@ class Store:
         """Return the records of a name; there is at least one."""
         found = self.records(name)
         if not found:
-            raise RunNotFound(
-                f"nothing in the history is called {name!r}", hint="debubble history list"
-            )
+            raise RunNotFound(f"nothing in the history is called {name!r}", hint="debubble history")
         return found
 
     def tag(self, name: str, tags: Mapping[str, str]) -> int:

@@ -66,15 +66,13 @@ def chrome_trace(timeline: Timeline, waits: Sequence[Wait] = ()) -> dict[str, An
     }
 
 
-def write_chrome(
-    timeline: Timeline, path: Path, *, waits: Sequence[Wait] = (), force: bool = False
-) -> None:
-    """Write the document, packed where the name ends in .gz; never over a file unless forced."""
+def write_chrome(timeline: Timeline, path: Path, waits: Sequence[Wait] = ()) -> None:
+    """Write the document, packed where the name ends in .gz."""
     data = json.dumps(
         chrome_trace(timeline, waits), separators=(",", ":"), allow_nan=False
     ).encode()
     packed = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
-    write_file(path, packed, force=force)
+    write_file(path, packed)
 
 
 def _us(nanoseconds: int) -> float:

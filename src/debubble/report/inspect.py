@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import msgspec
 
-from debubble.report.answers.inspect import InspectAnswer, RankPart
+from debubble.report.answers.inspect import InspectAnswer
 from debubble.report.text import (
     FEW,
     Page,
     Table,
     fold,
 )
+from debubble.trace.columns import RankSummary
 from debubble.trace.server_notes import NAME, ServerNotes
 from debubble.units import (
     UNKNOWN,
@@ -68,7 +69,7 @@ def inspect_page(found: InspectAnswer, next_command: str = "") -> Page:
     return page
 
 
-def rank_table(ranks: Sequence[RankPart]) -> Table:
+def rank_table(ranks: Sequence[RankSummary]) -> Table:
     """Lay out what each rank's trace holds; of many, those that stand out."""
     columns = "rank|device|steps|events|kernels|span|busy|sent|to|peak"
     table = Table(columns=tuple(columns.split("|")))

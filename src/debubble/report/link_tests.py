@@ -18,7 +18,7 @@ from debubble.links.logs.model import (
     Topology,
 )
 from debubble.links.logs.pairs import PairResult
-from debubble.report.answers.link_tests import GB, say_live, say_logs, say_slow_hop
+from debubble.report.answers.link_tests import say_live, say_logs, say_slow_hop
 from debubble.report.text import Page, Table
 from debubble.units import (
     UNKNOWN,
@@ -66,42 +66,48 @@ def _log_table(log: Log) -> Table:
         return _matrix_table(log)
     table = Table(title=log.file, columns=("name", "rate"))
     if isinstance(log, CopyLog):
-        table.rows = [(name, show_rate(rate * GB)) for name, rate in log.rates_gb_s]
+        table.rows = [(name, show_rate(rate)) for name, rate in log.bytes_per_s.items()]
     elif isinstance(log, Topology):
         table.columns = ("hop", "name")
         table.rows = [(f"{a} → {b}", how) for (a, b), how in log.joins.items()]
     elif isinstance(log, NvlinkStatus):
         table.columns = ("device", "name", "links", "rate")
-        for index, name, links in log.devices:
+        for row in log.devices:
+            links = row.links_bytes_per_s
             active = [rate for rate in links if rate is not None]
-            row = str(index), name, f"{len(active)} of {len(links)}", show_rate(sum(active) * GB)
-            table.rows.append(row)
+            shown = f"{len(active)} of {len(links)}"
+            table.add(str(row.device), row.name, shown, show_rate(sum(active)))
     elif isinstance(log, CounterLog):
         table.columns = ("device", "host", "name", "errors", "intervals")
         table.rows = [
-            (one.device, one.host, one.name, str(one.increase), f"{one.risen} of {one.intervals}")
-            for one in log.counters
+            (
+                row.device or "",
+                row.host or "",
+                row.name,
+                str(row.increase),
+                f"{row.risen_intervals} of {row.intervals}",
+            )
+            for row in log.counters
         ]
     elif isinstance(log, MessageLog):
         table.title = f"{log.file}: {log.program}"
         table.columns = ("hop", "seen by", "messages", "largest", "takes")
         table.rows = [
             (
-                f"{row.hop[0]} → {row.hop[1]}",
-                "sender" if row.sent else "receiver",
+                f"{row.from_rank} → {row.to_rank}",
+                row.seen_by,
                 str(row.messages),
-                show_bytes(row.size_bytes),
-                show_duration(row.time_ns),
+                show_bytes(row.bytes),
+                show_seconds(row.median_s),
             )
             for row in log.hops
         ]
     elif isinstance(log, NvlinkErrors):
         table.columns = ("device", "name", "link", "errors")
         table.rows = [
-            (str(index), name, str(link), f"{errors} {kind}")
-            for index, name, counters in log.devices
-            for link, kind, errors in counters
-            if errors
+            (str(row.device), row.name, str(row.link), f"{row.errors} {row.kind}")
+            for row in log.counters
+            if row.errors
         ]
     return table
 
@@ -115,12 +121,12 @@ def _nccl_table(log: NcclLog) -> Table:
     for row in log.rows:
         out, into = row.out_of_place, row.in_place
         table.add(
-            show_bytes(row.size_bytes),
-            show_known(out, lambda timing: show_duration(timing.time_us * 1000)),
-            show_known(out, lambda timing: show_rate(timing.algbw_gb_s * GB)),
-            show_known(out, lambda timing: show_rate(timing.busbw_gb_s * GB)),
-            show_known(into, lambda timing: show_duration(timing.time_us * 1000)),
-            show_known(into, lambda timing: show_rate(timing.busbw_gb_s * GB)),
+            show_bytes(row.bytes),
+            show_known(out, lambda timing: show_seconds(timing.time_s)),
+            show_known(out, lambda timing: show_rate(timing.algbw_bytes_per_s)),
+            show_known(out, lambda timing: show_rate(timing.busbw_bytes_per_s)),
+            show_known(into, lambda timing: show_seconds(timing.time_s)),
+            show_known(into, lambda timing: show_rate(timing.busbw_bytes_per_s)),
         )
     return table
 
@@ -133,7 +139,7 @@ def _matrix_table(log: MatrixLog) -> Table:
         shown = " ".join(
             "N/A" if cell is None else f"{cell:g}" for row in test.cells for cell in row
         )
-        total = UNKNOWN if test.total is None else f"{test.total:g} {test.unit}"
+        total = UNKNOWN if test.sum is None else f"{test.sum:g} {test.unit}"
         table.add(test.name, shown or test.status, total)
     return table
 

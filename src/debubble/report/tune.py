@@ -19,7 +19,7 @@ from debubble.ledger.causes import Cause
 from debubble.measure.measurement import Measurement, ServerSamples, middle
 from debubble.report.answers.base import list_warnings
 from debubble.report.answers.change import ChangePart, describe, describe_refused
-from debubble.report.answers.compare import answer_check, answer_compare, say_comparison
+from debubble.report.answers.compare import answer_compare, say_comparison
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.tune import say_tuning
 from debubble.report.text import Page, Table, refused_table
@@ -133,8 +133,8 @@ def _findings(tuned: Tuning) -> list[str]:
         counts = f"{len(before)} and {len(after)} runs, in turn"
         compared = standing.compared(winner)
         if compared is not None:
-            rate = compared.delta("throughput")
-            change = show_gain(rate.change or 0.0, rate.low, rate.high)
+            rate = compared.deltas["throughput"]
+            change = show_gain(rate.change or 0.0, *(rate.ci or (None, None)))
             said.append(
                 f"All runs together: throughput {change}, {counts}; {compared.confidence.value}."
             )
@@ -272,11 +272,11 @@ def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]
     page.findings = [
         f"Found: {found[:1].lower()}{found[1:]}",
         f"Planned: {change}: {show_gain(made.option.throughput_gain)} throughput.",
-        f"Measured: a batch {made.check}.",
+        f"Measured: a batch {made.check.sentence}.",
     ]
     table = Table(columns=("number", "before", "after"))
     for name in ("bubble", "batch_latency", "step_time", "throughput"):
-        delta = made.compared.delta(name)
+        delta = made.compared.deltas[name]
         if delta.before and delta.after:
             cells = [_shown(name, side.median) for side in (delta.before, delta.after)]
             table.add(name.replace("_", " "), *cells)
@@ -303,7 +303,7 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
             "throughput_gain_fraction": made.option.throughput_gain,
         },
         "measured": {"batch_latency_s": made.check.measured_s},
-        "predicted": msgspec.to_builtins(answer_check(made.check)),
+        "predicted": msgspec.to_builtins(made.check),
         "error_fraction": (made.check.measured_s or 0.0) * NS_PER_S / made.option.window_ns - 1,
         "basis": str(made.compared.bases[0]),
         "compare": answer_compare(

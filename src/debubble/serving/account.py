@@ -34,8 +34,7 @@ from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, with_slots, without_broadcasts
 from debubble.timeline.bubble import turn_of
-from debubble.timeline.model import I64, Intervals, split
-from debubble.timeline.work import AT_ONCE_NS
+from debubble.timeline.model import AT_ONCE_NS, I64, Intervals, split
 
 # A stage that waits for others less than this of the time is what others wait for.
 _SATURATED = 0.1

@@ -25,9 +25,9 @@ from debubble.simulate.costs.passes import (
 )
 from debubble.simulate.costs.wire_pools import Hop, WirePools, join_pools, pool_wires
 from debubble.simulate.engine import in_a_pass
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import batch_gaps, pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
-from debubble.simulate.program import NEVER_NS
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import I64, Intervals, PassKind, RankTimeline, Timeline, without
 from debubble.timeline.steps import only_steps
@@ -309,7 +309,7 @@ def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
         if stated is None:
             raise UsageError(
                 "messages do not tell how many tokens the runs had",
-                hint="say it with --tokens-measured and --also-tokens",
+                hint="say it with --tokens-measured N,N",
             )
         return stated
     seen = sizes[1] / sizes[0]
@@ -317,7 +317,7 @@ def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
         raise UsageError(
             f"the other run is said to have {stated:.3g} times as many tokens, "
             f"but its messages are {seen:.3g} times as large",
-            hint="leave --also-tokens out: messages tell it",
+            hint="leave the second number out: messages tell it",
         )
     return seen
 

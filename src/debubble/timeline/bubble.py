@@ -13,7 +13,7 @@ last, do not count there.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -22,8 +22,11 @@ import numpy as np
 
 from debubble.errors import UsageError
 from debubble.timeline.model import (
+    FEWEST_SAMPLES,
     I32,
     I64,
+    MOST_IN_FLIGHT,
+    TAIL_PERCENT,
     Flags,
     Intervals,
     Passes,
@@ -33,7 +36,7 @@ from debubble.timeline.model import (
     union_of,
 )
 from debubble.timeline.turns import Turns
-from debubble.timeline.work import Work, names_like
+from debubble.timeline.work import Work, host_ranges, names_like, spans_of
 from debubble.trace.columns import RankTrace
 from debubble.units import NS_PER_S, counted
 
@@ -46,23 +49,8 @@ _SHORTEST_WAIT_NS = 100_000
 _EVEN_WITHIN = 0.5
 # One place stands out if it waits this much more than the ranks do on average.
 _STANDS_OUT = 1.5
-# What a server's users feel: one batch in twenty takes longer.
-_TAIL_PERCENT = 95
-# A driver keeps to a number of batches in flight if so many of them enter with just that number.
-_STEADY = 0.6
 # Fewer that are seen from end to end tell no turn.
 FEWEST_BATCHES = 4
-# No scheduler has more turns out than this.
-_MOST_OUT = 64
-# Fewer batches that enter keep to no number.
-_FEW_ENTRIES = 3
-# A batch that enters so many times later than a host needs had to wait for another to leave. Hosts
-# take their turns within a quarter of each other (1.1 to 1.4 ms on our rig).
-_HELD_UP = 1.5
-# A first stage that sets the pace has the others follow it. More and more in flight, it runs ahead.
-_MOST_APART = 2
-# What a host needs shows in its quickest turns; one that sets the pace seldom takes longer.
-_QUICK_PERCENT, _SELDOM = 10, 0.5
 # An instant that is two things at once counts as the first of them.
 OPTIMIZER, REDUCTION, CLIPPING, DATA_LOADING = "optimizer", "reduction", "clipping", "data_loading"
 OTHER = "other"
@@ -78,24 +66,47 @@ _CLIPPING = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """One step of one pipeline: from the first pass's start to the last pass's end."""
+class Span:
+    """A stretch of time of one pipeline: a window of a step, or a stream's; what its ranks did."""
 
-    step: int
     start_ns: int
     end_ns: int
     bubble_fraction: float
     useful_fraction: float
     apparent_fraction: float
-    longest_stage_bubble: float
-    """Against the longest single rank's span, as the zero-bubble papers have it."""
-    bubble_over_ideal: float
-    """Bubble time over ideal time, as Megatron has it."""
 
     @property
     def length_ns(self) -> int:
-        """The batch latency."""
+        """Of a step: the batch latency."""
         return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window(Span):
+    """One step of one pipeline: from the first pass's start to the last pass's end."""
+
+    step: int
+    longest_stage_bubble: float
+    """Against the longest single rank's span, as the zero-bubble papers have it."""
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Bubble time over ideal time, as Megatron has it."""
+        return self.bubble_fraction / (1 - self.bubble_fraction)
+
+
+def _fractions(ranks: Sequence[RankTimeline], start_ns: int, end_ns: int) -> dict[str, float]:
+    """Return what each definition makes of a stretch of time, over all ranks."""
+    whole = len(ranks) * (end_ns - start_ns)
+
+    def share(intervals: Iterable[Intervals]) -> float:
+        return sum(ran.inside(start_ns, end_ns) for ran in intervals) / whole
+
+    return {
+        "bubble_fraction": 1 - share(rank.occupied for rank in ranks),
+        "useful_fraction": share(rank.busy for rank in ranks),
+        "apparent_fraction": share(rank.apparent for rank in ranks),
+    }
 
 
 def measure_windows(timeline: Timeline, pipeline: int) -> tuple[Window, ...]:
@@ -107,39 +118,35 @@ def measure_windows(timeline: Timeline, pipeline: int) -> tuple[Window, ...]:
         return ()
     ranks = timeline.ranks_of(pipeline)
     names = [rank.rank for rank in ranks]
+    passes = timeline.passes.where(np.isin(timeline.passes.rank, names))
     windows = []
     for step in timeline.steps:
-        here = timeline.passes.where(
-            (timeline.passes.step == step) & np.isin(timeline.passes.rank, names)
-        )
-        window = _measure(here, ranks, step) if set(here.rank.tolist()) == set(names) else None
-        windows += [window] if window else []
+        here = passes.where(passes.step == step)
+        if set(here.rank.tolist()) == set(names):
+            windows += _measure(here, ranks, step)
     return tuple(windows)
 
 
-def _measure(passes: Passes, ranks: tuple[RankTimeline, ...], step: int) -> Window | None:
-    """Measure one step; None where its passes last no time, or hold no work."""
+def _measure(passes: Passes, ranks: Sequence[RankTimeline], step: int) -> list[Window]:
+    """Measure one step; nothing where its passes last no time, or hold no work."""
     start, end = int(passes.start_ns.min()), int(passes.end_ns.max())
-    whole = len(ranks) * (end - start)
-    occupied = sum(rank.occupied.inside(start, end) for rank in ranks)
-    if not occupied:
-        return None
     spans = []  # of each rank, with what it was occupied of it
     for rank in ranks:
-        mine = passes.rank == rank.rank
-        first, last = int(passes.start_ns[mine].min()), int(passes.end_ns[mine].max())
+        ran = passes.where(passes.rank == rank.rank)
+        first, last = int(ran.start_ns.min()), int(ran.end_ns.max())
         spans.append((last - first, rank.occupied.inside(first, last)))
-    longest = max(spans, key=lambda span: span[0])
-    return Window(
-        step=step,
-        start_ns=start,
-        end_ns=end,
-        bubble_fraction=1 - occupied / whole,
-        useful_fraction=sum(rank.busy.inside(start, end) for rank in ranks) / whole,
-        apparent_fraction=sum(rank.apparent.inside(start, end) for rank in ranks) / whole,
-        longest_stage_bubble=1 - longest[1] / longest[0],
-        bubble_over_ideal=(whole - occupied) / occupied,
-    )
+    longest, occupied = max(spans, key=lambda span: span[0])
+    if not any(rank.occupied.inside(start, end) for rank in ranks):
+        return []
+    return [
+        Window(
+            step=step,
+            start_ns=start,
+            end_ns=end,
+            longest_stage_bubble=1 - occupied / longest,
+            **_fractions(ranks, start, end),
+        )
+    ]
 
 
 def steps_overlap(windows: tuple[Window, ...]) -> bool:
@@ -151,14 +158,9 @@ def steps_overlap(windows: tuple[Window, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFigures:
+class StreamFigures(Span):
     """One pipeline over the span in which all its ranks were captured."""
 
-    start_ns: int
-    end_ns: int
-    bubble_fraction: float
-    useful_fraction: float
-    apparent_fraction: float
     batches_in_flight: float
     """The mean over the span of those that entered the first stage and have no answer yet; where
     no answer is captured, of those that have not left the last stage."""
@@ -211,6 +213,22 @@ def is_stream(timeline: Timeline, windows: tuple[Window, ...]) -> bool:
     return len(timeline.passes) > 0 and bool((timeline.passes.kind == PassKind.F).all())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batches:
+    """The batches of a stream by their numbers, in the order that they are counted in."""
+
+    number: dict[int, int]
+    """By microbatch."""
+    entered: dict[int, int]
+    freed: dict[int, int]
+    """When each left the first stage."""
+    left: dict[int, int]
+    gone: dict[int, int]
+    """When the first rank had its answer; where nothing answers it, when it left."""
+    everywhere: list[int]
+    """Those that were seen on every rank."""
+
+
 def measure_stream(
     timeline: Timeline, pipeline: int, stated: int | None = None
 ) -> StreamFigures | None:
@@ -222,32 +240,26 @@ def measure_stream(
     span = common_span(ranks)
     if span is None:
         return None
-    length = span[1] - span[0]
-    whole = len(ranks) * length
-    number, entered, freed, left, gone = _ways(timeline, ranks)
-    both = sorted(entered.keys() & left.keys())
-    latency = np.array([left[batch] - entered[batch] for batch in both], dtype=np.int64)
-    in_flight, lasts, at_entry = _count_in_flight(entered, gone, span)
+    batches, turns = _batches_of(timeline, ranks), ranks[0].turns
+    both = sorted(batches.entered.keys() & batches.left.keys())
+    latency = np.array([batches.left[at] - batches.entered[at] for at in both], dtype=np.int64)
+    in_flight, lasts, at_entry = _count_in_flight(batches.entered, batches.gone, span)
     usual = on_device = round(float(np.median(list(at_entry.values()) or in_flight[-1:])))
-    paced = _first_sets_pace(at_entry, entered, freed, gone)
-    turns = ranks[0].turns
-    turned = turns is not None and len(turns.begin_ns) > 0
+    paced = _first_sets_pace(at_entry, batches)
     turns_out, empty_turns = None, 0.0
-    if turns is not None and turned:  # the scheduler sends out what the first host then holds
+    if turns is not None:  # the scheduler sends out what the first host then holds
         taken = zip(turns.number.tolist(), turns.begin_ns.tolist(), strict=True)
-        sent_out = {number[batch]: begin for batch, begin in taken if batch in number}
-        in_flight, lasts, at_entry = _count_in_flight(sent_out, gone, span)
+        sent_out = {batches.number[at]: begin for at, begin in taken if at in batches.number}
+        in_flight, lasts, at_entry = _count_in_flight(sent_out, batches.gone, span)
         usual, paced = round(float(np.median(list(at_entry.values()) or in_flight[-1:]))), False
-        over = {batch: gone[row] for batch, row in number.items() if row in gone}
-        turns_out, empty_turns = _turns_out(ranks, over, span), float(turns.empty.mean())
+        turns_out, empty_turns = _turns_out(ranks, batches, span), float(turns.empty.mean())
     if paced:  # how many it would let in does not show: so many at the least
         usual = max(at_entry.values())
     # An asynchronous scheduler is a batch ahead now and then.
-    ahead = int(turned)
-    kept = sum(abs(count - usual) <= ahead for count in at_entry.values()) > _STEADY * len(at_entry)
-    steady = len(at_entry) >= _FEW_ENTRIES and (kept or paced)
+    near = [abs(count - usual) <= (turns is not None) for count in at_entry.values()]
+    kept = len(near) >= FEWEST_SAMPLES and (paced or sum(near) > len(near) / 2)
     captured = (ranks[0].rank, ranks[-1].rank)
-    steady &= captured == (ranks[0].members[0], ranks[0].members[-1])
+    steady = kept and captured == (ranks[0].members[0], ranks[0].members[-1])
     fewer, more = timeline.unsure.get(pipeline, (0, 0))
     may_be = (max(usual - fewer, 1), None if more is None else usual + more)
     if stated is not None:
@@ -256,10 +268,8 @@ def measure_stream(
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
-        bubble_fraction=1 - sum(rank.occupied.inside(*span) for rank in ranks) / whole,
-        useful_fraction=sum(rank.busy.inside(*span) for rank in ranks) / whole,
-        apparent_fraction=sum(rank.apparent.inside(*span) for rank in ranks) / whole,
-        batches_in_flight=float((in_flight * lasts).sum() / length),
+        **_fractions(ranks, *span),
+        batches_in_flight=float((in_flight * lasts).sum() / (span[1] - span[0])),
         most_in_flight=int(in_flight.max(initial=0)),
         usual_in_flight=usual,
         on_device=on_device,
@@ -271,15 +281,49 @@ def measure_stream(
         first_sets_pace=steady and paced and stated is None,
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
-            round(float(np.percentile(latency, _TAIL_PERCENT))) if len(latency) else None
+            round(float(np.percentile(latency, TAIL_PERCENT))) if len(latency) else None
         ),
         batches=len(latency),
-        batches_per_s=_batches_per_s(timeline, ranks, span, usual if steady else 1, paced=paced),
+        batches_per_s=_batches_per_s(
+            batches, span, max(usual, len(ranks)) if paced else usual if steady else 1
+        ),
+    )
+
+
+def _batches_of(timeline: Timeline, ranks: Sequence[RankTimeline]) -> _Batches:
+    names = [rank.rank for rank in ranks]
+    passes = timeline.passes
+    passes = passes.where(np.isin(passes.rank, names) & (passes.kind == PassKind.F))
+    (_, microbatch), row = np.unique(
+        np.stack((passes.step, passes.microbatch)), axis=1, return_inverse=True
+    )
+    row = row.reshape(-1)
+    first, last = passes.stage == passes.stage.min(), passes.stage == passes.stage.max()
+
+    def by_batch(rows: Flags, column: I64) -> dict[int, int]:
+        return dict(zip(row[rows].tolist(), column[rows].tolist(), strict=True))
+
+    left = by_batch(last, passes.end_ns)
+    # The answer to a batch is the last rank's send after it.
+    transfers = timeline.transfers
+    answers = transfers.where((transfers.source == names[-1]) & (transfers.destination == names[0]))
+    sender = np.searchsorted(passes.start_ns[last], answers.send_start_ns, side="right") - 1
+    known = sender >= 0
+    answered = row[last][sender[known]].tolist()
+    gone = dict(zip(answered, answers.receive_end_ns[known].tolist(), strict=True))
+    of_rank = np.unique(np.stack((row, passes.rank)), axis=1)[0]
+    return _Batches(
+        number={batch: at for at, batch in enumerate(microbatch.tolist())},
+        entered=by_batch(first, passes.start_ns),
+        freed=by_batch(first, passes.end_ns),
+        left=left,
+        gone=gone or left,
+        everywhere=np.flatnonzero(np.bincount(of_rank) == len(ranks)).tolist(),
     )
 
 
 def _turns_out(
-    ranks: tuple[RankTimeline, ...], gone: Mapping[int, int], span: tuple[int, int]
+    ranks: Sequence[RankTimeline], batches: _Batches, span: tuple[int, int]
 ) -> int | None:
     """Return how many turns a scheduler mostly has out when it begins another, empty ones too.
 
@@ -296,6 +340,7 @@ def _turns_out(
         since = rows - np.maximum.accumulate(np.where(turns.empty, 0, rows))
         return list(zip(reached.tolist(), since.tolist(), strict=True))
 
+    gone = {at: batches.gone.get(row) for at, row in batches.number.items()}
     over = {
         key: gone.get(key[0]) if not key[1] else begin
         for key, begin in zip(keys(last), last.begin_ns.tolist(), strict=True)
@@ -303,7 +348,7 @@ def _turns_out(
     begins, out = first.begin_ns.tolist(), []
     for row, moment in enumerate(begins):
         if span[0] <= moment <= span[1]:
-            before = [over.get(key) for key in keys(first)[max(row - _MOST_OUT, 0) : row]]
+            before = [over.get(key) for key in keys(first)[max(row - MOST_IN_FLIGHT, 0) : row]]
             out.append(1 + sum(end is not None and end > moment for end in before))
     return round(float(np.median(out))) if out else None
 
@@ -322,41 +367,16 @@ def _hold_against(stated: int, may_be: tuple[int, int | None]) -> None:
     )
 
 
-def _batches_per_s(
-    timeline: Timeline,
-    ranks: tuple[RankTimeline, ...],
-    span: tuple[int, int],
-    filling: int,
-    *,
-    paced: bool,
-) -> float:
+def _batches_per_s(batches: _Batches, span: tuple[int, int], filling: int) -> float:
     """Return how many batches leave in a second, of those seen from their entry to their end.
 
     Where too few are, it is those that leave in the span.
     """
-    passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
-    seen: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
-    for batch, rank, start, end in zip(
-        _batches(passes),
-        passes.rank.tolist(),
-        passes.start_ns.tolist(),
-        passes.end_ns.tolist(),
-        strict=True,
-    ):
-        seen.setdefault(batch, {})[rank] = start, end
-    first, last = ranks[0].rank, ranks[-1].rank
-    whole = [
-        ran[last][1]
-        for _, ran in sorted(seen.items())
-        if len(ran) == len(ranks) and ran[first][0] >= span[0]
-    ]
+    whole = [batches.left[at] for at in batches.everywhere if batches.entered[at] >= span[0]]
     if len(whole) < FEWEST_BATCHES:
-        left = passes.end_ns[passes.rank == last]
-        inside = int(((left >= span[0]) & (left <= span[1])).sum())
+        inside = sum(span[0] <= end <= span[1] for end in batches.left.values())
         return inside * NS_PER_S / (span[1] - span[0])
-    if paced:
-        filling = min(max(filling, len(ranks)), len(whole) - 1)
-    return NS_PER_S / turn_of(np.array(whole), filling)
+    return NS_PER_S / turn_of(np.array(whole), min(filling, len(whole) - 1))
 
 
 def turn_of(ends: I64, filling: int) -> float:
@@ -374,43 +394,7 @@ def common_span(ranks: tuple[RankTimeline, ...]) -> tuple[int, int] | None:
     return max(starts), min(ends)
 
 
-def _ways(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[dict[int, int], ...]:
-    """Return each batch's number, and when it entered, left the first stage and the last, was gone.
-
-    It is gone when the first rank has its answer; where nothing answers it, when it has left.
-    """
-    passes = timeline.passes
-    passes = passes.where(
-        np.isin(passes.rank, [rank.rank for rank in ranks]) & (passes.kind == PassKind.F)
-    )
-    named = sorted(set(_batches(passes)))
-    number = {batch: row for row, batch in enumerate(named)}
-    rows = {batch: row for (_, batch), row in number.items()}
-    first = passes.where(passes.stage == passes.stage.min())
-    last = passes.where(passes.stage == passes.stage.max())
-    in_last = [number[batch] for batch in _batches(last)]
-    in_first = [number[batch] for batch in _batches(first)]
-    entered = dict(zip(in_first, first.start_ns.tolist(), strict=True))
-    freed = dict(zip(in_first, first.end_ns.tolist(), strict=True))
-    left = dict(zip(in_last, last.end_ns.tolist(), strict=True))
-    # The answer to a batch is the last rank's send after it.
-    transfers = timeline.transfers
-    answers = transfers.where(
-        (transfers.source == ranks[-1].rank) & (transfers.destination == ranks[0].rank)
-    )
-    row = np.searchsorted(last.start_ns, answers.send_start_ns, side="right") - 1
-    known = row >= 0
-    answered = [in_last[at] for at in row[known].tolist()]
-    gone = dict(zip(answered, answers.receive_end_ns[known].tolist(), strict=True))
-    return rows, entered, freed, left, gone or left
-
-
-def _first_sets_pace(
-    at_entry: Mapping[int, int],
-    entered: Mapping[int, int],
-    freed: Mapping[int, int],
-    gone: Mapping[int, int],
-) -> bool:
+def _first_sets_pace(at_entry: Mapping[int, int], batches: _Batches) -> bool:
     """Tell whether batches enter as soon as the first stage is free, not when one has left.
 
     first stage   0000 1111 2222 3333       each as soon as the one before is done:
@@ -419,22 +403,16 @@ def _first_sets_pace(
     first stage   0000 1111      2222 3333  batch 2 waits until batch 0 has left: two may be
     last stage              0000 1111       in flight, and no more
     """
-    turns, backs, most = [], [], max(at_entry.values(), default=0)
+    waited = []  # for another to leave: it entered sooner after that than after the stage was free
     for batch, count in at_entry.items():
-        left = gone.get(batch - count)
-        if left is not None and batch - 1 in freed:
-            turns.append(entered[batch] - freed[batch - 1])
-            backs.append(entered[batch] - left if count == most else -1)
-    runs_ahead = most - min(at_entry.values(), default=0) > _MOST_APART
-    if len(turns) < _FEW_ENTRIES or runs_ahead:
+        left, freed = batches.gone.get(batch - count), batches.freed.get(batch - 1)
+        if left is not None and freed is not None:
+            waited.append(left > freed)
+    # With more and more in flight, the first stage runs ahead of the others.
+    counts = at_entry.values()
+    if len(waited) < FEWEST_SAMPLES or max(counts) - min(counts) >= FEWEST_SAMPLES:
         return False
-    turn, back = np.array(turns), np.array(backs)
-    shown = back >= 0
-    quick = float(np.percentile(turn, _QUICK_PERCENT))
-    if shown.any():
-        quick = min(quick, float(np.percentile(back[shown], _QUICK_PERCENT)))
-    late = turn > _HELD_UP * quick
-    return int((late & shown & (back < turn)).sum()) < _FEW_ENTRIES and float(late.mean()) < _SELDOM
+    return sum(waited) < max(FEWEST_SAMPLES, len(waited) / 4)
 
 
 def _count_in_flight(
@@ -475,36 +453,6 @@ def _count_in_flight(
         np.array(lengths, dtype=np.int64),
         at_entry,
     )
-
-
-def missing_in_flight(passes: Passes, ranks: Sequence[int], until: int) -> int:
-    """Return how many more batches were in flight than ever are when one enters, by their numbers.
-
-    A batch that a rank begins has not left, nor have those after it. More of them than are ever in
-    flight later, between the first rank and `until`, tell that later ones are numbered too high on
-    the ranks behind it:
-
-        first rank   0 1 2 3 4 5          6 7 8      six in flight when batch 0 begins on rank 1;
-        rank 1                0 1 2 3 4 5 6 7 8      only three when batch 6 enters, if what the
-        last rank                     3 4 5 6        last rank begins with is batch 3
-    """
-    entered, there, left = (
-        passes.where(passes.rank == rank) for rank in (ranks[0], until, ranks[-1])
-    )
-    if not len(entered) or not len(there) or not len(left):
-        return 0
-    inside = np.searchsorted(entered.start_ns, there.start_ns, side="right")
-    known = inside > 0
-    held = entered.microbatch[inside[known] - 1] + 1 - there.microbatch[known]
-    outside = np.searchsorted(left.end_ns, entered.start_ns, side="right")
-    known = outside > 0
-    kept = entered.microbatch[known] - left.microbatch[outside[known] - 1]
-    return max(int(held.max(initial=0) - kept.max(initial=0)), 0) if known.any() else 0
-
-
-def _batches(passes: Passes) -> Iterator[tuple[int, int]]:
-    """Yield the batch of each pass, by its step and microbatch."""
-    return zip(passes.step.tolist(), passes.microbatch.tolist(), strict=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,9 +558,7 @@ def measure_outside(ranks: Sequence[RankTimeline], windows: Sequence[Window]) ->
     return {name: round(median(all_of)) for name, all_of in lengths.items() if any(all_of)}
 
 
-def measure_side_work(
-    ranks: Sequence[RankTimeline], windows: Sequence[Window | StreamFigures]
-) -> dict[str, float]:
+def measure_side_work(ranks: Sequence[RankTimeline], windows: Sequence[Span]) -> dict[str, float]:
     """Return the share of the windows, on the mean of all ranks, in which each kind ran."""
     whole = len(ranks) * sum(window.end_ns - window.start_ns for window in windows)
     ran: dict[str, int] = {}
@@ -641,7 +587,4 @@ def _cut(rank: RankTimeline, begin: int, end: int) -> dict[str, int]:
 
 
 def _annotated(trace: RankTrace, pattern: re.Pattern[str]) -> Intervals:
-    annotations = trace.annotations
-    rows = names_like(trace, pattern)[annotations.name] & (annotations.stream < 0)
-    start = annotations.start_ns[rows]
-    return union_of(start, start + annotations.duration_ns[rows])
+    return spans_of(trace.annotations, host_ranges(trace, names_like(trace, pattern)))

@@ -36,21 +36,29 @@ tells why.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.chain import Chain
-from debubble.timeline.model import F64, I32, I64, Flags, Transfers, rows_by_hop
+from debubble.timeline.model import (
+    F64,
+    FEWEST_SAMPLES,
+    FEWEST_STEPS,
+    I32,
+    I64,
+    Flags,
+    Transfers,
+    rows_by_hop,
+)
 from debubble.timeline.steps import RankRecord, numbered
 from debubble.timeline.transfers import CLOCKS_OFF_NS
 from debubble.units import show_duration, show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.
 _ENDS_AGREE_NS = 300_000
-_FEWEST_EXCHANGES = 3
 # A receive this much longer than the shortest message of its hop was waiting when the data came; a
 # send as much longer waited itself, for its receive or for buffers that are full.
 _WAITED_FACTOR = 3
@@ -65,18 +73,14 @@ _UNBOUNDED = float("inf")
 # Clocks drift by tens of millionths; stamps of host and device are laid together to some 0.1 ms. Of
 # our recordings, any two runs of one program contradict each other by 20 ms and more.
 _DRIFT, _STAMPS_NS = 1e-4, 1_000_000
-_FEWEST_STEPS = 2
 
 # A clock may be wrong by hours; by a day, it is the trace that states a wrong time.
 _FAR_NS = 86_400_000_000_000
 
-# Receives that spun for so long were there before their message. Their lags over messages of one
+# Receives that spun for so long were there before their message. Lags of such over messages of one
 # size are parted by 0.03 ms at most on 10 recorded streams, wherever they are cut, and by 0.7 ms on
-# 44 other runs; an eighth on either side may be slow messages.
-_SPUN_NS, _JUMP_NS, _SLOW_SHARE = 1_000_000, 1_500_000, 0.125
-_FEWEST_LAGS, _FEWEST_QUICK, _MOST_CUTS = 4, 2, 200
-# By a part that is missing, lags change by as many turns of batches, which are not all alike.
-_TURNS_VARY = 0.5
+# 44 other runs.
+_SPUN_NS, _JUMP_NS = 1_000_000, 1_500_000
 
 Ends = tuple[int, int]
 """The rank that sends, and the one that receives."""
@@ -153,106 +157,80 @@ def find_jumps(transfers: Transfers, ranks: Iterable[int]) -> list[Gap]:
     """Name each rank whose messages show another clock from some moment on; both, if it may be.
 
     Where messages come back, by whatever way, a clock that jumps puts receives before their sends:
-    `find_mixed` sees that, and what else shifts is a link. One rank has to explain what all its
-    hops show; of several, the one that explains most.
+    `find_mixed` sees that, and what else shifts is a link. A rank is named where all its hops show
+    the same: lags grow into it, and shrink out of it.
     """
     hops, names = _by_ends(transfers), sorted(ranks)
     most = _bounds(hops, names)
-    known = {
-        ends: by
+    jumps = {
+        ends: jump
         for ends, hop in hops.items()
         if most[names.index(ends[1]), names.index(ends[0])] == _UNBOUNDED
-        and (by := _jump_of(hop)) is not None
+        and (jump := _jump_of(hop)) is not None
     }
-    unexplained = {ends for ends, by in known.items() if by}
-    ahead: dict[int, tuple[float, set[Ends]]] = {}
+    ahead: dict[int, list[float]] = {}
     for rank in names:
-        mine = {ends: by if ends[1] == rank else -by for ends, by in known.items() if rank in ends}
-        low, high = min(mine.values(), default=0.0), max(mine.values(), default=0.0)
-        if mine and high - low <= max(_JUMP_NS, _TURNS_VARY * abs(high + low) / 2):
-            ahead[rank] = float(np.median(list(mine.values()))), set(mine)
-    gaps = []
-    while unexplained:
-        explains = {rank: len(hops & unexplained) for rank, (_, hops) in ahead.items()}
-        many = max(explains.values(), default=0)
-        named = [rank for rank, count in explains.items() if count == many and many]
-        hop = min(unexplained)
-        if len(named) == 1:
-            by, shifted = ahead[named[0]]
-            unexplained -= shifted
-        else:
-            by, named = known[hop], list(hop)
-            unexplained.remove(hop)
-        who = "its messages" if len(named) == 1 else f"messages of rank {hop[0]} to rank {hop[1]}"
-        gaps.append(
-            Gap(
-                code=Code.CLOCK_OFF,
-                message=f"in the midst of the capture {who} shift by {show_duration(abs(by))}, for "
-                "good: a clock jumped, a part is missing, or the link became another",
-                hint="record again; is a clock set in steps while the job runs?",
-                rank=named[0] if len(named) == 1 else None,
-            )
+        by = [jump if ends[1] == rank else -jump for ends, jump in jumps.items() if rank in ends]
+        if by and np.ptp(by) < max(_JUMP_NS, abs(float(np.median(by))) / 2):
+            ahead[rank] = by
+    shown: dict[tuple[int, ...], float] = {}
+    for ends, jump in jumps.items():
+        explains = {rank: len(ahead.get(rank, ())) for rank in ends}
+        named = [rank for rank in ends if explains[rank] == max(explains.values()) > 0]
+        if jump and len(named) == 1:
+            shown[named[0],] = float(np.median(ahead[named[0]]))
+        elif jump:
+            shown[ends] = jump
+    return [
+        Gap(
+            code=Code.CLOCK_OFF,
+            message="in the midst of the capture "
+            + ("messages of rank {} to rank {}".format(*who) if len(who) > 1 else "its messages")
+            + f" shift by {show_duration(abs(by))}, for "
+            "good: a clock jumped, a part is missing, or the link became another",
+            hint="record again; is a clock set in steps while the job runs?",
+            rank=who[0] if len(who) == 1 else None,
         )
-    return gaps
+        for who, by in shown.items()
+    ]
 
 
 def _jump_of(hop: Transfers) -> float | None:
     """Return by how much lags of a hop change for good at some moment; None where none can tell.
 
-    Of receives that spun, some are needed on either side; else any message that comes before all
-    others, or after them, and is quicker than those that spun can be.
+    Of messages of one size. One that is quicker than those that were waited for counts as well.
     """
     hop = hop.where(np.argsort(hop.receive_start_ns, kind="stable"))
     size, count = np.unique(hop.message_bytes, return_counts=True)
-    usual = size[count.argmax()]
-    hop = hop.where(hop.message_bytes >= usual)
+    hop = hop.where(hop.message_bytes == size[count.argmax()])
     long = max(_SPUN_NS, _WAITED_FACTOR * int(_lengths(hop).min()))
-    spun = hop.receive_end_ns - hop.receive_start_ns >= long
-    spun &= (hop.send_end_ns - hop.send_start_ns <= long) & (hop.message_bytes == usual)
-    every = hop.receive_end_ns - hop.send_start_ns
-    lags = every[spun]
-    if len(lags) < _FEWEST_LAGS:
+    received, sent = hop.receive_end_ns - hop.receive_start_ns, hop.send_end_ns - hop.send_start_ns
+    spun, lags = (received >= long) & (sent <= long), hop.receive_end_ns - hop.send_start_ns
+    if spun.sum() < FEWEST_SAMPLES:
         return None
-    shares = (_SLOW_SHARE, 1 - _SLOW_SHARE)
-    cuts = np.linspace(_FEWEST_LAGS, max(_FEWEST_LAGS, len(lags) - _FEWEST_LAGS), _MOST_CUTS)
-    widest, jump = float(_JUMP_NS), 0.0
-    for cut in np.unique(cuts.astype(np.int64)).tolist() if len(lags) >= 2 * _FEWEST_LAGS else ():
-        before, after = np.quantile(lags[:cut], shares), np.quantile(lags[cut:], shares)
-        apart = float(max(after[0] - before[1], before[0] - after[1]))
-        if apart > widest:
-            widest, jump = apart, float(np.median(lags[cut:]) - np.median(lags[:cut]))
-    if jump:
-        return jump
-    least, most = np.quantile(lags, shares)
-    quick = np.flatnonzero(every < least - max(_JUMP_NS, 2 * (most - least)))
-    if len(quick) >= _FEWEST_QUICK and np.ptp(quick) == len(quick) - 1:
-        quicker = float(np.median(lags) - np.median(every[quick]))
-        if quick[0] == 0:
-            return quicker
-        if quick[-1] == len(every) - 1:
-            return -quicker
-    third = len(every) // 3
-    throughout = min(int(spun[:third].sum()), int(spun[-third:].sum())) >= _FEWEST_LAGS
-    # Of those that did not spin and stand before all others, or after them, none may be slower.
-    alike = np.flatnonzero((every >= least - _JUMP_NS) & (every <= most + _JUMP_NS))
-    throughout &= max(int(alike[0]), len(every) - 1 - int(alike[-1])) < _FEWEST_LAGS
-    return 0.0 if throughout else None
+    rows = np.flatnonzero(spun | (lags < np.median(lags[spun])))
+    rows = rows[np.argsort(lags[rows], kind="stable")]
+    for cut in np.flatnonzero(np.diff(lags[rows]) > _JUMP_NS).tolist():
+        quick, slow = rows[: cut + 1], rows[cut + 1 :]
+        grows, shrinks = quick.max() < slow.min(), slow.max() < quick.min()
+        if min(len(quick), len(slow)) >= FEWEST_SAMPLES and (grows or shrinks):
+            by = float(np.median(lags[slow]) - np.median(lags[quick]))
+            return by if grows else -by
+    alike = np.flatnonzero(np.abs(lags - np.median(lags[spun])) <= _JUMP_NS)
+    clear = len(alike) and max(alike[0], len(lags) - 1 - alike[-1]) < FEWEST_SAMPLES
+    return 0.0 if clear else None
 
 
 def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
     """Lay both sides of each transfer on one clock."""
-    sent = _offsets(clocks.offset_ns, transfers.source)
-    received = _offsets(clocks.offset_ns, transfers.destination)
+    offset_ns = {
+        "send": _offsets(clocks.offset_ns, transfers.source),
+        "receive": _offsets(clocks.offset_ns, transfers.destination),
+    }
+    moments = [column.name for column in fields(transfers) if column.name.endswith("_ns")]
     return replace(
         transfers,
-        send_start_ns=transfers.send_start_ns + sent,
-        send_end_ns=transfers.send_end_ns + sent,
-        receive_start_ns=transfers.receive_start_ns + received,
-        receive_end_ns=transfers.receive_end_ns + received,
-        send_issued_ns=transfers.send_issued_ns + sent,
-        receive_issued_ns=transfers.receive_issued_ns + received,
-        send_waited_ns=transfers.send_waited_ns + sent,
-        receive_waited_ns=transfers.receive_waited_ns + received,
+        **{name: getattr(transfers, name) + offset_ns[name.split("_")[0]] for name in moments},
     )
 
 
@@ -396,7 +374,7 @@ def _equations(hop: Transfers, scale: float) -> list[tuple[float, float, float]]
     """Return what a hop tells: (clock difference plus wire, wire, give or take) in ns."""
     told = []
     fused = hop.where(hop.fused)
-    if len(fused) >= _FEWEST_EXCHANGES:
+    if len(fused) >= FEWEST_SAMPLES:
         ends = float(np.median(fused.receive_end_ns - fused.send_end_ns))
         told.append((ends, 0.0, float(_ENDS_AGREE_NS)))
     waited = hop.where(_waited(hop, scale))
@@ -469,12 +447,12 @@ def find_mixed(
     unlike = {frozenset(hop) for hop in hops if _sizes_differ(captured, *hop)}
     if unlike:
         return _mixed(names, unlike, "what one sends is not of the size that the other receives")
-    differing = [hop for hop in hops if _counts_differ(captured, *hop)]
-    uneven = {frozenset(hop) for hop in differing if not _lacks_some(captured, *hop)}
+    counts = _count_messages(captured)
+    uneven = {frozenset(hop) for hop in hops if _counts_differ(counts, *hop)}
     if uneven:
         reason = "one does not receive as often as the other sends, in any step"
         return _mixed(names, uneven, reason)
-    inside = _comparable(captured, transfers, across_steps)
+    inside = _comparable(counts, transfers, across_steps)
     apart = {frozenset(pair) for pair in pairs if contradict(inside, pair)}
     if apart or contradict(inside, names):
         return _mixed(names, apart, "no clock puts every receive after its send")
@@ -501,56 +479,55 @@ def _sizes_differ(captured: Mapping[int, RankRecord], source: int, destination: 
     return bool(sizes and others) and not sizes & others
 
 
-def _counts(rank: RankRecord, peer: int, *, is_send: bool) -> dict[int, int]:
-    messages = rank.messages
-    rows = (messages.is_send == is_send) & (messages.peer == peer) & (rank.message_step >= 0)
-    steps, counts = np.unique(rank.message_step[rows], return_counts=True)
-    return dict(zip(steps.tolist(), counts.tolist(), strict=True))
+Counts = Mapping[tuple[int, int, bool], dict[int, int]]
+"""Of a rank, a peer and a direction: messages by step."""
 
 
-def _counts_differ(captured: Mapping[int, RankRecord], source: int, destination: int) -> bool:
-    """Tell whether each side keeps to a number of messages a step, and to another one."""
-    sent = _counts(captured[source], destination, is_send=True)
-    received = _counts(captured[destination], source, is_send=False)
-    common = sorted(set(sent) & set(received))
-    steady = len({sent[step] for step in common}) == len({received[step] for step in common}) == 1
-    return len(common) >= _FEWEST_STEPS and steady and sent[common[0]] != received[common[0]]
+def _count_messages(captured: Mapping[int, RankRecord]) -> Counts:
+    counts: dict[tuple[int, int, bool], dict[int, int]] = {}
+    for rank, record in captured.items():
+        messages, step = record.messages, record.message_step
+        rows = np.stack((messages.peer, messages.is_send, step))[:, step >= 0]
+        keys, often = np.unique(rows, axis=1, return_counts=True)
+        for (peer, is_send, number), count in zip(keys.T.tolist(), often.tolist(), strict=True):
+            counts.setdefault((rank, peer, bool(is_send)), {})[number] = count
+    return counts
 
 
-def _lacks_some(captured: Mapping[int, RankRecord], source: int, destination: int) -> bool:
-    """Tell whether the side with fewer messages has lost some: its others are as many as they go.
+def _counts_differ(counts: Counts, source: int, destination: int) -> bool:
+    """Tell whether each side keeps to a number of messages a step, and to another one.
+
+    Not where the side with fewer has lost some, as its others are as many as they go:
 
         rank 0 ── 4 a step ─► rank 1 ── 1 a step ─► rank 2, which receives 4
 
     What rank 1 takes in it hands on: 3 of its sends are not in its trace. Of another run, with
     another number of microbatches, it would take in as many as it hands on.
     """
-    sent = set(_counts(captured[source], destination, is_send=True).values())
-    received = set(_counts(captured[destination], source, is_send=False).values())
-    fewer, hop, most = (source, (destination, True), received)
-    if min(sent) > min(received):
-        fewer, hop, most = (destination, (source, False), sent)
-    others = {(peer, is_send) for peer in captured for is_send in (True, False)} - {hop}
-    return any(
-        set(_counts(captured[fewer], peer, is_send=is_send).values()) == most
-        for peer, is_send in others
+    ends = (source, destination, True), (destination, source, False)
+    sent, received = (counts.get(end, {}) for end in ends)
+    common = sent.keys() & received.keys()
+    often = [{side[step] for step in common} for side in (sent, received)]
+    if len(common) < FEWEST_STEPS or any(len(side) > 1 for side in often) or often[0] == often[1]:
+        return False
+    fewer = ends[min(sent.values()) > min(received.values())]
+    most = set(max(sent.values(), received.values(), key=min))
+    return not any(
+        set(of_step.values()) == most
+        for end, of_step in counts.items()
+        if end[0] == fewer[0] and end != fewer
     )
 
 
-def _comparable(
-    captured: Mapping[int, RankRecord],
-    transfers: Transfers,
-    across_steps: Collection[Ends],
-) -> Transfers:
+def _comparable(counts: Counts, transfers: Transfers, across_steps: Collection[Ends]) -> Transfers:
     """Return the transfers that surely are what they are paired as."""
     kept = np.zeros(len(transfers), dtype=bool)
-    for (source, destination), hop in rows_by_hop(transfers).items():
-        known = source in captured and destination in captured
-        if known and (source, destination) not in across_steps:
-            sent = _counts(captured[source], destination, is_send=True)
-            received = _counts(captured[destination], source, is_send=False)
+    for (source, destination), rows in rows_by_hop(transfers).items():
+        if (source, destination) not in across_steps:
+            sent = counts.get((source, destination, True), {})
+            received = counts.get((destination, source, False), {})
             even = [step for step in sent if sent[step] == received.get(step)]
-            kept[hop] = np.isin(transfers.step[hop], even)
+            kept[rows] = np.isin(transfers.step[rows], even)
     return transfers.where(kept)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from statistics import median
@@ -13,6 +13,7 @@ import numpy as np
 from debubble.errors import Code, Gap, UsageError
 from debubble.timeline.bubble import (
     Shape,
+    Span,
     StreamFigures,
     Window,
     is_stream,
@@ -34,14 +35,10 @@ from debubble.timeline.model import (
 from debubble.timeline.schedules import Action, Order, Statement, candidate_orders
 from debubble.timeline.steps import SkippedStep, choose_steps, numbered, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
-from debubble.units import counted, show_count, show_ranks
+from debubble.units import counted, show_count
 
 PassName = tuple[int, str, int]
 """Stage, kind and microbatch of a pass."""
-
-# A step may begin while the one before it ends, by a fifth of it (`bubble.py`); and the middle of
-# few steps is not that of their distances.
-_LONGEST_OF_STEP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,27 +102,31 @@ def recognise_schedule(timeline: Timeline, pipeline: int, microbatches: int | No
         return None
     kinds = frozenset(PassKind(kind).name for kind in np.unique(passes.kind).tolist())
     placement = tuple(rank.stages for rank in ranks)
-    seen = list(_orders(passes, ranks))
-    for name, order in candidate_orders(placement, kinds, microbatches):
-        expected = [_without_first_input_gradient(actions) for actions in order]
-        if all(_first_off(found, expected[position]) is None for position, _, found in seen):
-            return name
-    return None
+    ran = list(_orders(passes, ranks))
+    candidates = candidate_orders(placement, kinds, microbatches)
+    return next((name for name, order in candidates if _deviation(ran, ranks, order) is None), None)
 
 
 def find_deviation(timeline: Timeline, pipeline: int, order: Order) -> Deviation | None:
     """Return where a pipeline first left an order, by rank, then by step; None if nowhere."""
     ranks = as_schedules_count(timeline, pipeline)
-    for position, step, found in _orders(_passes_of(timeline, ranks), ranks):
-        expected = _without_first_input_gradient(order[position])
-        off = _first_off(found, expected)
-        if off is not None:
+    return _deviation(_orders(_passes_of(timeline, ranks), ranks), ranks, order)
+
+
+def _deviation(
+    ran: Iterable[tuple[int, int, list[PassName]]], ranks: Sequence[RankTimeline], order: Order
+) -> Deviation | None:
+    expected = [[a for a in actions if (a.stage, a.kind) != (0, "I")] for actions in order]
+    for position, step, passes in ran:
+        row = _first_difference(passes, expected[position])
+        if row is not None:
+            more = expected[position][row : row + 1]
             return Deviation(
                 rank=ranks[position].rank,
                 step=step,
-                place=off,
-                found="{}{}{}".format(*found[off]) if off < len(found) else None,
-                expected=str(expected[off]) if off < len(expected) else None,
+                place=row,
+                found="{}{}{}".format(*passes[row]) if row < len(passes) else None,
+                expected=str(more[0]) if more else None,
             )
     return None
 
@@ -147,10 +148,6 @@ def _passes_of(timeline: Timeline, ranks: list[RankTimeline]) -> Passes:
     return passes.where(mine & np.isin(passes.step, timeline.steps) & ~empty)
 
 
-def _without_first_input_gradient(actions: list[Action]) -> list[Action]:
-    return [action for action in actions if (action.stage, action.kind) != (0, "I")]
-
-
 def _orders(passes: Passes, ranks: list[RankTimeline]) -> Iterator[tuple[int, int, list[PassName]]]:
     """Yield a rank's position, a step, and what it ran there in the order of starts."""
     positions = {rank.rank: position for position, rank in enumerate(ranks)}
@@ -166,9 +163,9 @@ def _orders(passes: Passes, ranks: list[RankTimeline]) -> Iterator[tuple[int, in
         yield int(position[rows[0]]), int(passes.step[rows[0]]), ran
 
 
-def _first_off(found: list[PassName], expected: list[Action]) -> int | None:
+def _first_difference(passes: list[PassName], expected: list[Action]) -> int | None:
     """Return where a rank's passes leave those of an order; None if they are the same."""
-    found = found.copy()
+    found = passes.copy()
     for position, action in enumerate(expected):
         if action.overlap and found[position : position + 1] != [action[:3]]:
             found[position : position + 2] = found[position : position + 2][::-1]
@@ -182,14 +179,10 @@ def hold_against(
     timeline: Timeline,
     pipeline: int,
     microbatches: int | None,
-    *,
-    streams: bool,
 ) -> StatedSchedule:
     """Make the stated order for this run and look where the run left it."""
     ranks = as_schedules_count(timeline, pipeline)
     name = statement.text
-    if streams:
-        return _unchecked(name, "batches overlap, so that no step has an order")
     if set(ranks[0].members) - {rank.rank for rank in ranks}:
         return _unchecked(name, "a rank of the pipeline has no trace")
     if microbatches is None:
@@ -243,8 +236,8 @@ class RankShares:
     """What one rank did of the window, in the middle of all steps; None without a window."""
 
     rank: int
-    useful_fraction: float | None
     apparent_fraction: float | None
+    useful_fraction: float | None
     bubble_fraction: float | None
     busy_fraction: float | None
     """Of its own span, from its first to its last compute in the capture."""
@@ -266,21 +259,17 @@ class PipelineFigures:
     windows: tuple[Window, ...]
     stream: StreamFigures | None
     """The one window of a stream, which has none per step."""
-    bubble_fraction: float | None
-    batch_latency_ns: int | None
     step_time_ns: int | None
-    useful_fraction: float | None
-    apparent_fraction: float | None
     shares: tuple[RankShares, ...]
     """The same, rank by rank."""
-    longest_stage_bubble: float | None
-    bubble_over_ideal: float | None
     stages: tuple[StageFigures, ...]
     hops: tuple[HopFigures, ...]
     shape: Shape | None
     outside_ns: dict[str, int]
     """What lies between two steps, by kind; empty where no two steps follow each other."""
     gaps: tuple[Gap, ...]
+    sees_all: bool = True
+    """Timers without messages do not show what a device spins in while it waits for them."""
     side_fractions: dict[str, float] = field(default_factory=dict)
     """Of the window, what ran beside the passes: no part of the bubble, nor of what is busy."""
     left_out: tuple[SkippedStep, ...] = ()
@@ -289,6 +278,43 @@ class PipelineFigures:
     """No step was captured whole: the figures are of parts."""
     one_run: bool = True
     """False: the ranks are of different runs, and nothing between them can be measured."""
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """What is measured: the windows of steps, or the one of a stream."""
+        return self.windows if self.stream is None else (self.stream,)
+
+    @property
+    def bubble_fraction(self) -> float | None:
+        """The median over all steps, as are the others."""
+        return _median(span.bubble_fraction for span in self.spans)
+
+    @property
+    def useful_fraction(self) -> float | None:
+        """Busy over the window."""
+        return _median(span.useful_fraction for span in self.spans)
+
+    @property
+    def apparent_fraction(self) -> float | None:
+        """All kernels over the window."""
+        return _median(span.apparent_fraction for span in self.spans if self.sees_all)
+
+    @property
+    def longest_stage_bubble(self) -> float | None:
+        """Against the longest single rank's span."""
+        return _median(window.longest_stage_bubble for window in self.windows)
+
+    @property
+    def bubble_over_ideal(self) -> float | None:
+        """Bubble time over ideal time."""
+        return _median(window.bubble_over_ideal for window in self.windows)
+
+    @property
+    def batch_latency_ns(self) -> int | None:
+        """The window; of a stream, one batch's way through it."""
+        if self.stream is not None:
+            return self.stream.batch_latency_ns
+        return _whole(window.length_ns for window in self.windows)
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -311,100 +337,44 @@ def measure_pipeline(
     ranks = timeline.ranks_of(pipeline)
     captured = timeline.steps
     scope = _choose_scope(timeline, pipeline, step)
-    timeline, all_windows = scope.timeline, scope.windows
-    streams = scope.kind == "stream"
-    one_run = scope.one_run
-    microbatches = count_microbatches(timeline, pipeline) if one_run and not scope.cut else None
+    timeline = scope.timeline
+    streams, one_run = scope.kind == "stream", scope.one_run
+    whole = one_run and not scope.cut and not streams
+    microbatches = count_microbatches(timeline, pipeline) if whole else None
     stream = measure_stream(timeline, pipeline, in_flight) if streams else None
-    asked = tuple(w for w in all_windows if step is None or w.step == step)
-    inside = () if streams else asked
-    measured = (stream,) if stream else inside
+    in_steps = () if streams else scope.windows
+    windows = tuple(w for w in in_steps if step is None or w.step == step)
+    spans = (stream,) if stream else windows
     named = not streams and one_run
-    # Timers without messages do not show what a device spins in while it waits for them.
     sees_all = not ranks[0].timers or len(timeline.transfers) > 0
     stated = None
     if statement is not None and named:
-        stated = hold_against(statement, timeline, pipeline, microbatches, streams=streams)
-    figures = PipelineFigures(
+        stated = hold_against(statement, timeline, pipeline, microbatches)
+    return PipelineFigures(
         pipeline=pipeline,
         ranks=ranks,
         kind=scope.kind,
-        microbatches=None if streams else microbatches,
+        microbatches=microbatches,
         schedule=recognise_schedule(timeline, pipeline, microbatches) if named else None,
         stated=stated,
-        windows=inside,
+        windows=windows,
         stream=stream,
-        bubble_fraction=_middle([w.bubble_fraction for w in measured]),
-        batch_latency_ns=stream.batch_latency_ns
-        if stream
-        else _whole([w.length_ns for w in inside]),
-        step_time_ns=_step_time(all_windows, captured),
-        useful_fraction=_middle([w.useful_fraction for w in measured]),
-        apparent_fraction=_middle([w.apparent_fraction for w in measured]) if sees_all else None,
-        shares=tuple(_shares(rank, measured, sees_all=sees_all) for rank in ranks),
-        longest_stage_bubble=_middle([w.longest_stage_bubble for w in inside]),
-        bubble_over_ideal=_middle([w.bubble_over_ideal for w in inside]),
+        step_time_ns=_step_time(scope.windows, captured),
+        shares=tuple(_shares(rank, spans, sees_all=sees_all) for rank in ranks),
         stages=measure_stages(timeline, ranks),
         hops=measure_hops(timeline, ranks) if one_run else (),
-        shape=measure_shape(timeline, inside, pipeline) if inside else None,
-        outside_ns=measure_outside(ranks, () if streams else all_windows),
-        side_fractions=measure_side_work(ranks, measured),
+        shape=measure_shape(timeline, windows, pipeline) if windows else None,
+        outside_ns=measure_outside(ranks, in_steps),
+        side_fractions=measure_side_work(ranks, spans),
         gaps=(
             *scope.gaps,
-            *(() if measured or not one_run else (_why_nothing(scope),)),
+            *(() if spans or not one_run else (_why_nothing(scope),)),
             *(stated.gaps if stated else ()),
         ),
+        sees_all=sees_all,
         left_out=scope.left_out,
         cut=scope.cut,
         one_run=one_run,
-    )
-    return _without_contradictions(figures)
-
-
-def _without_contradictions(figures: PipelineFigures) -> PipelineFigures:
-    """Say nothing at all rather than what cannot be: shares beyond all, times below nothing."""
-    shares = (figures.bubble_fraction, figures.useful_fraction, figures.apparent_fraction)
-    times = (figures.batch_latency_ns, figures.step_time_ns)
-    latency, step_time, stream = figures.batch_latency_ns, figures.step_time_ns, figures.stream
-    wrong = [
-        words
-        for words, is_wrong in (
-            ("a share below 0 or above 1", any(not 0 <= s <= 1 for s in shares if s is not None)),
-            ("a time below 0", any(t <= 0 for t in times if t is not None)),
-            (
-                "a batch longer than its step",
-                stream is None
-                and latency is not None
-                and step_time is not None
-                and latency > _LONGEST_OF_STEP * step_time,
-            ),
-            ("fewer than no batches in flight", stream is not None and stream.in_flight < 0),
-        )
-        if is_wrong
-    ]
-    if not wrong:
-        return figures
-    contradiction = Gap(
-        code=Code.IMPOSSIBLE,
-        message=f"nothing can be told of ranks {show_ranks([r.rank for r in figures.ranks])}: "
-        f"their times come to {' and '.join(wrong)}",
-        hint="a trace is damaged, or of another run; record them again",
-    )
-    return replace(
-        figures,
-        windows=(),
-        stream=None,
-        bubble_fraction=None,
-        batch_latency_ns=None,
-        step_time_ns=None,
-        useful_fraction=None,
-        apparent_fraction=None,
-        longest_stage_bubble=None,
-        bubble_over_ideal=None,
-        shape=None,
-        outside_ns={},
-        shares=tuple(_shares(rank, (), sees_all=False) for rank in figures.ranks),
-        gaps=(*figures.gaps, contradiction),
     )
 
 
@@ -508,20 +478,20 @@ def _step_time(windows: Sequence[Window], captured: Sequence[int]) -> int | None
     """Return the time from one step to the next: where one was left out between, none is known."""
     follows = dict(pairwise(captured))
     return _whole(
-        [
-            after.start_ns - before.start_ns
-            for before, after in pairwise(windows)
-            if follows[before.step] == after.step
-        ]
+        after.start_ns - before.start_ns
+        for before, after in pairwise(windows)
+        if follows[before.step] == after.step
     )
 
 
-def _middle(values: list[float]) -> float | None:
-    return float(median(values)) if values else None
+def _median(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return float(median(known)) if known else None
 
 
-def _whole(values: list[int]) -> int | None:
-    return round(median(values)) if values else None
+def _whole(values: Iterable[int]) -> int | None:
+    middle = _median(values)
+    return None if middle is None else round(middle)
 
 
 def _why_nothing(scope: _Scope) -> Gap:
@@ -567,15 +537,13 @@ def measure_stages(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple
     return tuple(sorted(figures, key=lambda figure: (figure.stage, figure.kind)))
 
 
-def _shares(
-    rank: RankTimeline, windows: Sequence[Window | StreamFigures], *, sees_all: bool
-) -> RankShares:
+def _shares(rank: RankTimeline, windows: Sequence[Span], *, sees_all: bool) -> RankShares:
     spans = [(window.start_ns, window.end_ns) for window in windows]
     busy = rank.busy
     own = [(int(busy.start_ns[0]), int(busy.end_ns[-1]))] if len(busy.start_ns) else []
 
     def share(intervals: Intervals, spans: Sequence[tuple[int, int]] = spans) -> float | None:
-        return _middle([intervals.inside(*span) / (span[1] - span[0]) for span in spans])
+        return _median(intervals.inside(*span) / (span[1] - span[0]) for span in spans)
 
     occupied = share(rank.occupied)
     return RankShares(

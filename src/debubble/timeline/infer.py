@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.timeline.bubble import measure_stream, missing_in_flight
+from debubble.timeline.bubble import measure_stream
 from debubble.timeline.chain import (
     Chain,
     as_collectives,
@@ -87,10 +87,8 @@ from debubble.timeline.transfers import (
     Shift,
     Shifts,
     answers_lag,
-    count_cut_off,
     find_shifts,
     match_transfers,
-    pair_earlier,
     pair_with_more,
 )
 from debubble.timeline.turns import Turns, assign_by_turns, find_turns
@@ -169,9 +167,6 @@ def build_part(
         drawn = [_with_turns(line, ranks, counted_before[number]) for line in drawn]
         lines += drawn
         passes += ran
-        missing = partial(missing_in_flight, join_columns(ran, by="start_ns"), chain.ranks)
-        if earlier := pair_earlier(chain.ranks, shifts, missing):
-            return again(in_flight=in_flight, shifts={**shifts, **earlier})
 
     # Figures are made of this by `figures.measure_pipeline`, for each pipeline.
     steps = {step for rank in ranks for step in rank.work_step.tolist() if in_steps and step >= 0}
@@ -332,7 +327,7 @@ def _batches_before(
     """Return what to add to a rank's count of batches, where captures began at different ones; and
     how many fewer may lie between the first rank and the last than that tells, and how many more.
     """  # noqa: D205 (one sentence)
-    posted = {rank.rank: rank.posted for rank in ranks}
+    posted = {rank.rank for rank in ranks}
     turns = {rank.rank: turns for rank in ranks if (turns := find_turns(rank.trace)) is not None}
     first, fewer = [0], 0
     more: int | None = 0
@@ -348,8 +343,6 @@ def _batches_before(
                     more = None if least is None else more + (found.first - least) // each
             if left in turns and right in turns:
                 shift = _batches_apart(transfers, (left, right), turns[left], turns[right])
-            else:
-                shift -= count_cut_off(posted[left].messages, chain.beside(left))
         first.append(first[-1] + shift)
     before = {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}
     return before, (fewer, more)
@@ -410,8 +403,7 @@ def _name_around(
         hint="label passes as torch does, such as record_function('PP:4F0'): stage 4, microbatch 0",
     )
     counted_only = {
-        host.rank: count_pieces(host, receives_first=position > 0)
-        for position, host in enumerate(hosts)
+        host.rank: count_pieces(host, first=position == 0) for position, host in enumerate(hosts)
     }
     return counted_only, [unknown]
 

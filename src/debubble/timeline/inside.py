@@ -17,11 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from debubble.timeline.model import I64, Intervals, Passes, Timeline, union_of
-
-# Where in a pass its gaps lie is not told: they are spread over it, each shorter than a wait is
-# (`bubble.py`).
-_LONGEST_GAP_NS = 50_000
+from debubble.timeline.model import AT_ONCE_NS, I64, Intervals, Passes, Timeline, union_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +95,11 @@ def _keys(passes: Passes) -> Iterator[Key]:
 
 
 def _spread(start: I64, end: I64, busy: I64) -> Intervals:
-    """Cut passes into stretches of work with equal gaps between; they begin and end at work."""
-    gaps = -(-(end - start - busy) // _LONGEST_GAP_NS)
+    """Cut passes into stretches of work with equal gaps between; they begin and end at work.
+
+    Where in a pass its gaps lie is not told: each is shorter than a wait is.
+    """
+    gaps = -(-(end - start - busy) // AT_ONCE_NS)
     row = np.repeat(np.arange(len(start)), gaps + 1)
     number = np.arange(len(row)) - np.repeat(np.cumsum(gaps + 1) - gaps - 1, gaps + 1)
     work = busy[row] / (gaps[row] + 1)

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import MemoryFigures, Timeline
+from debubble.timeline.model import FEWEST_STEPS, MemoryFigures, Timeline
 from debubble.trace.format import Sidecar, StepTimes
 from debubble.units import NS_PER_S
 
@@ -21,8 +21,6 @@ _Value = TypeVar("_Value")
 
 # Steps of a quiet machine differ by less: by so much quicker under the profiler, others were slow.
 _FASTER = 0.05
-# One step may be any step.
-FEWEST_STEPS = 2
 
 
 class Basis(StrEnum):

@@ -7,7 +7,6 @@ pass is taken out of it first: a gather of parameters or a batch's copy is launc
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,7 @@ from debubble.timeline.model import (
     RankCollectives,
     RankTimeline,
     Role,
-    no_intervals,
     role_of,
-    union_of,
     without,
 )
 from debubble.timeline.passes import Assignment
@@ -41,8 +38,10 @@ from debubble.timeline.work import (
     find_side_work,
     find_synchronisations,
     held_up_of,
+    host_ranges,
     names_like,
     number_passes,
+    spans_of,
     synchronised_of,
     unissued_of,
 )
@@ -106,7 +105,7 @@ def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns
     (step, stage, kind, microbatch), group = number_passes(
         rank.work_step[kept], stage, assignment.kind[kept], assignment.microbatch[kept]
     )
-    start, end = rank.work.start_ns[kept] + offset_ns, rank.work.end_ns[kept] + offset_ns
+    start, end = rank.work.start_ns[kept], rank.work.end_ns[kept]
     starts = np.full(len(step), np.iinfo(np.int64).max, dtype=np.int64)
     ends = np.full(len(step), np.iinfo(np.int64).min, dtype=np.int64)
     issued = starts.copy()
@@ -119,11 +118,11 @@ def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns
         kind=kind.astype(np.uint8),
         microbatch=microbatch.astype(np.int32),
         step=step.astype(np.int32),
-        issued_ns=issued + offset_ns,
+        issued_ns=issued,
         start_ns=starts,
         end_ns=ends,
         busy_ns=_busy_of_groups(start, end, group, len(step)),
-    )
+    ).shifted(offset_ns)
 
 
 # What some ranks tell and others do not.
@@ -164,42 +163,37 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     busy = work.union(~work.collective)
     outside, named = find_outside(trace, work, in_pass, step)
     crossing = crossing_work(trace, work, members)
-    outside = outside | crossing
     issued = work.where(~crossing)
     calls = find_synchronisations(trace)
-    return RankTimeline(
+    line = RankTimeline(
         rank=rank.rank,
         pipeline=pipeline,
         position=position,
         members=members,
         stages=stages or (position,),
-        busy=busy.shifted(offset),
-        occupied=work.union(~outside).shifted(offset),
-        apparent=apparent_of(trace, work).shifted(offset),
-        unissued=unissued_of(issued).shifted(offset),
-        data_parallel=_exposed(rank, in_pass, data, busy).shifted(offset),
-        synchronisations=replace(
-            calls, start_ns=calls.start_ns + offset, end_ns=calls.end_ns + offset
-        ),
-        held_up=held_up_of(trace).shifted(offset),
-        synchronised=synchronised_of(issued, calls).shifted(offset),
-        clock_offset_ns=offset,
+        busy=busy,
+        occupied=work.union(~(outside | crossing)),
+        apparent=apparent_of(trace, work),
+        unissued=unissued_of(issued),
+        data_parallel=_exposed(rank, in_pass, data, busy),
+        synchronisations=calls,
+        held_up=held_up_of(trace),
+        synchronised=synchronised_of(issued, calls),
         set_up=find_set_up(rank),
         unfinished=find_unfinished(rank),
         memory=measure_memory(trace, work, assignment, step),
-        outside=tuple((name, intervals.shifted(offset)) for name, intervals in named),
-        side_work=tuple(
-            (name, intervals.shifted(offset)) for name, intervals in _side_work(trace, work, data)
-        ),
-        handing_over=_handing_over(trace).shifted(offset),
-        collectives=_collectives_of(rank, busy, assignment.kind == PassKind.F, offset),
+        outside=named,
+        side_work=_side_work(trace, work, data),
+        handing_over=_handing_over(trace),
+        collectives=_collectives_of(rank, busy, assignment.kind == PassKind.F),
         file=trace.file,
         base_ns=trace.header.base_time_ns,
         **_device_of(trace),
     )
+    return line.shifted(offset)
 
 
-def _side_work(trace: RankTrace, work: Work, data: Flags) -> list[tuple[str, Intervals]]:
+def _side_work(trace: RankTrace, work: Work, data: Flags) -> tuple[tuple[str, Intervals], ...]:
     """Name what ran beside the passes, by what it is."""
     kernels = trace.kernels
     rows = np.flatnonzero(find_side_work(trace)) if len(kernels) else np.zeros(0, dtype=np.intp)
@@ -207,23 +201,17 @@ def _side_work(trace: RankTrace, work: Work, data: Flags) -> list[tuple[str, Int
     kinds = np.array(
         [next((to for begin, to in _SIDE if n.startswith(begin)), _BESIDE) for n in names]
     )
-    found = [
-        (kind, union_of(start, start + kernels.duration_ns[mine]))
-        for kind in np.unique(kinds).tolist()
-        for mine in [rows[kinds == kind]]
-        for start in [kernels.start_ns[mine]]
-    ]
-    return [*found, ("data_parallel_collectives", work.union(data))] if data.any() else found
+    ran = {kind: spans_of(kernels, rows[kinds == kind]) for kind in np.unique(kinds).tolist()}
+    if data.any():
+        ran["data_parallel_collectives"] = work.union(data)
+    return tuple(ran.items())
 
 
 def _handing_over(trace: RankTrace) -> Intervals:
     """Return when a host whose messages go by device stood in a send of gloo: a batch's shapes."""
-    annotations = trace.annotations
     if not len(trace.kernels):
-        return no_intervals()
-    rows = names_like(trace, _HOST_SEND)[annotations.name] & (annotations.stream < 0)
-    start = annotations.start_ns[rows]
-    return union_of(start, start + annotations.duration_ns[rows])
+        return Intervals.no_rows()
+    return spans_of(trace.annotations, host_ranges(trace, names_like(trace, _HOST_SEND)))
 
 
 def _exposed(rank: RankRecord, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:
@@ -298,12 +286,10 @@ def stage_passes_of(
     return found
 
 
-def _collectives_of(
-    rank: RankRecord, busy: Intervals, in_forward: Flags, offset_ns: int
-) -> RankCollectives | None:
+def _collectives_of(rank: RankRecord, busy: Intervals, in_forward: Flags) -> RankCollectives | None:
     """List a rank's reductions and gathers; `in_forward` tells which work is of a forward pass.
 
-    None where there are none. Times are laid on the pipeline's clock.
+    None where there are none.
     """
     trace, work = rank.trace, rank.work
     kinds = np.array(
@@ -334,9 +320,9 @@ def _collectives_of(
         group=trace.operators.group[rows],
         kind=kind[order],
         step=rank.steps.at(issued),
-        ready_ns=ready + offset_ns,
-        start_ns=start + offset_ns,
-        end_ns=end + offset_ns,
+        ready_ns=ready,
+        start_ns=start,
+        end_ns=end,
         exposed_ns=end - start - (covered - busy.covered_until(start)),
         blocks=covered == busy.covered_until(end - 1),
         in_forward=_in_forward(work, in_forward, issued),

@@ -22,23 +22,22 @@ import numpy as np
 
 from debubble.timeline.model import (
     I64,
+    MOST_IN_FLIGHT,
     UNKNOWN,
+    Columns,
     Flags,
     Meetings,
     Role,
     Timeline,
-    no_meetings,
+    join_columns,
     role_of,
 )
 from debubble.timeline.work import Work
 from debubble.trace.columns import Group, Operation, RankTrace
 
-# Captures of the ranks of one job begin within so many collectives of a group of each other.
-_MOST_SHIFT = 64
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attendance:
+class Attendance(Columns):
     """The collectives of one group as one rank saw them, in their order, on the common clock."""
 
     issued_ns: I64
@@ -46,10 +45,6 @@ class Attendance:
     start_ns: I64
     end_ns: I64
     size: I64
-
-    def shifted(self, offset_ns: int) -> Attendance:
-        """Return them on a clock that is ahead by so much."""
-        return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
 def crosses_stages(group: Group, stages: Sequence[int]) -> bool:
@@ -89,7 +84,7 @@ def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
     """
     ranks = sorted(rank for rank, seen in members.items() if len(seen.start_ns))
     if not ranks:
-        return no_meetings()
+        return Meetings.no_rows()
     reference = max(ranks, key=lambda rank: len(members[rank].start_ns))
     shifts = {rank: _shift(members[reference], members[rank]) for rank in ranks}
     first = min(shifts.values())
@@ -122,14 +117,7 @@ def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
 
 def join_meetings(parts: Sequence[Meetings]) -> Meetings:
     """Put the collectives of several groups, or pipelines, together."""
-    kept = [part for part in parts if len(part)] or [no_meetings()]
-    joined = Meetings(
-        **{name: np.concatenate([getattr(p, name) for p in kept]) for name in _COLUMNS}
-    )
-    return joined.where(np.argsort(joined.start_ns, kind="stable"))
-
-
-_COLUMNS = tuple(Meetings.__dataclass_fields__)
+    return join_columns([Meetings.no_rows(), *parts], by="start_ns")
 
 
 def meet_in_stages(timeline: Timeline, traces: Iterable[RankTrace]) -> Timeline:
@@ -173,7 +161,7 @@ def meet_in_stages(timeline: Timeline, traces: Iterable[RankTrace]) -> Timeline:
 def _shift(reference: Attendance, other: Attendance) -> int:
     """Return which collective of the reference the first of another rank is."""
     best = (np.inf, 0)
-    for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
+    for shift in range(-MOST_IN_FLIGHT, MOST_IN_FLIGHT + 1):
         late, early = max(0, shift), max(0, -shift)
         count = min(len(reference.start_ns) - late, len(other.start_ns) - early)
         if count < 1:

@@ -34,7 +34,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from debubble.timeline.model import F64, I32, I64, Flags, MemoryFigures, PassKind, StageLayers
+from debubble.timeline.model import (
+    F64,
+    FEWEST_SAMPLES,
+    I32,
+    I64,
+    Flags,
+    MemoryFigures,
+    PassKind,
+    StageLayers,
+)
 from debubble.timeline.passes import Assignment
 from debubble.timeline.work import Work, number_passes
 from debubble.trace.columns import MemoryDevice, RankTrace
@@ -361,7 +370,6 @@ def _longest_common(names: I32, others: I32) -> I32:
 # What a pass does to the microbatches whose activations a stage must keep. With a split backward
 # pass they are free after the weight gradient.
 _KEEPS = {PassKind.F: 1, PassKind.B: -1, PassKind.I: 0, PassKind.W: -1}
-_FEWEST_SAMPLES = 3
 
 
 def measure_memory(
@@ -378,7 +386,7 @@ def measure_memory(
     levels = _levels(work, assignment, step)
     row = np.searchsorted(moments, levels.after_ns, side="right") - 1
     known = (row >= 0) & ~levels.ends_step
-    if known.sum() < _FEWEST_SAMPLES or np.ptp(levels.in_flight[known]) == 0:
+    if known.sum() < FEWEST_SAMPLES or np.ptp(levels.in_flight[known]) == 0:
         known = row >= 0
     until = np.searchsorted(moments, levels.until_ns[known], side="left")
     # The lowest level from each pass on, until the next; that after the pass itself at least.
@@ -513,7 +521,7 @@ def _fit(columns: F64, allocated: I64) -> _Fit | None:
 
     Gradients appear with a stage's first backward pass and stay; they belong to what is static.
     """
-    if len(columns) < _FEWEST_SAMPLES or np.ptp(columns[:, 1]) == 0:
+    if len(columns) < FEWEST_SAMPLES or np.ptp(columns[:, 1]) == 0:
         return None
     shares = np.linalg.lstsq(columns, allocated.astype(np.float64), rcond=None)[0]
     base, slope, halfway, gradients, _ = shares.tolist()

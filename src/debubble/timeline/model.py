@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,6 +155,14 @@ Flags = NDArray[np.bool_]
 UNKNOWN = -1
 # Beyond all times, and far enough from the largest number to be laid on another clock.
 NEVER_WAITED_NS = 2**62
+# Batches and messages have heavy tails, which a median hides: one in twenty takes longer than this.
+TAIL_PERCENT = 95
+# Of fewer samples nothing is concluded; of one step neither, which may be any step.
+FEWEST_SAMPLES, FEWEST_STEPS = 3, 2
+# No capture begins later than another, and no scheduler is ahead, by more batches or collectives.
+MOST_IN_FLIGHT = 64
+# What begins this soon after another thing ends was queued behind it, or waited for it.
+AT_ONCE_NS = 50_000
 
 
 class PassKind(IntEnum):
@@ -166,15 +174,39 @@ class PassKind(IntEnum):
     W = 3
 
 
+_TYPES = {"I32": np.int32, "U8": np.uint8, "Flags": np.bool_}
+_LENGTHS = ("busy_ns", "exposed_ns")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Arrays of one length."""
+    """Arrays of one length; those called `_ns` are moments, but for two."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays().values())))
+
+    @classmethod
+    def no_rows(cls) -> Self:
+        """Return no row at all."""
+        types = {column.name: _TYPES.get(str(column.type), np.int64) for column in fields(cls)}
+        return cls(**{name: np.zeros(0, dtype=dtype) for name, dtype in types.items()})
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        columns = {column.name: getattr(self, column.name) for column in fields(self)}
+        return {name: col for name, col in columns.items() if isinstance(col, np.ndarray)}
 
     def where(self, kept: Flags | I64) -> Self:
         """Return a part of the rows."""
-        return type(self)(
-            **{column.name: getattr(self, column.name)[kept] for column in fields(self)}
-        )
+        return replace(self, **{name: column[kept] for name, column in self._arrays().items()})
+
+    def shifted(self, offset_ns: int) -> Self:
+        """Return them on a clock that is ahead by so much."""
+        moments = {
+            name: column + offset_ns
+            for name, column in self._arrays().items()
+            if name.endswith("_ns") and name not in _LENGTHS
+        }
+        return replace(self, **moments)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +224,6 @@ class Passes(Columns):
     end_ns: I64
     busy_ns: I64
     """Compute inside the stretch, as a union."""
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,9 +250,6 @@ class Transfers(Columns):
     """When the sender's host let its later work wait for it; `NEVER_WAITED_NS` where not known."""
     receive_waited_ns: I64
 
-    def __len__(self) -> int:
-        return len(self.send_start_ns)
-
 
 def rows_by_hop(transfers: Transfers) -> dict[tuple[int, int], I64]:
     """Return the rows of each hop, by the rank that sends and the one that receives."""
@@ -234,7 +260,7 @@ def rows_by_hop(transfers: Transfers) -> dict[tuple[int, int], I64]:
     return {(int(source[part[0]]), int(destination[part[0]])): part for part in parts}
 
 
-_Columns = TypeVar("_Columns", Passes, Transfers)
+_Columns = TypeVar("_Columns", bound=Columns)
 
 
 def join_columns(parts: Sequence[_Columns], *, by: str) -> _Columns:
@@ -260,7 +286,7 @@ class UnmatchedMessages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Intervals:
+class Intervals(Columns):
     """Disjoint stretches of time, sorted."""
 
     start_ns: I64
@@ -282,10 +308,6 @@ class Intervals:
         reach = np.concatenate(([0], self.end_ns))[begun]
         covered: I64 = before[begun] - np.maximum(reach - moments, 0) * (begun > 0)
         return covered
-
-    def shifted(self, offset_ns: int) -> Intervals:
-        """Return them on a clock that is ahead by so much."""
-        return Intervals(start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
 def union_of(start_ns: I64, end_ns: I64) -> Intervals:
@@ -324,24 +346,13 @@ def without(some: Intervals, others: Intervals) -> Intervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synchronisations:
+class Synchronisations(Columns):
     """Calls that kept a host until its device was done, sorted."""
 
     start_ns: I64
     end_ns: I64
     whole: Flags
     """Until all streams of the device were; else one of them."""
-
-
-def no_synchronisations() -> Synchronisations:
-    """Return no call at all."""
-    none = np.zeros(0, dtype=np.int64)
-    return Synchronisations(start_ns=none, end_ns=none, whole=np.zeros(0, dtype=bool))
-
-
-def no_intervals() -> Intervals:
-    """Return no time at all."""
-    return Intervals(start_ns=np.zeros(0, dtype=np.int64), end_ns=np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +416,7 @@ class CollectiveKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankCollectives:
+class RankCollectives(Columns):
     """One rank's reductions and gathers, in the order it asked for them."""
 
     groups: tuple[Group, ...]
@@ -425,15 +436,6 @@ class RankCollectives:
     """In the middle of a forward pass."""
     message_bytes: I64
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    def where(self, kept: Flags | I64) -> RankCollectives:
-        """Return a part of the rows."""
-        columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        groups = columns.pop("groups")
-        return RankCollectives(groups=groups, **{n: col[kept] for n, col in columns.items()})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meetings(Columns):
@@ -449,36 +451,11 @@ class Meetings(Columns):
     whole: Flags
     """All members were captured; else the last may have come later, up to the end."""
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
     @property
     def waits(self) -> Intervals:
         """When the rank spun until the last member came."""
         spun = self.arrived_ns > self.start_ns
         return union_of(self.start_ns[spun], self.arrived_ns[spun])
-
-    def shifted(self, offset_ns: int) -> Meetings:
-        """Return them on a clock that is ahead by so much."""
-        return replace(
-            self,
-            start_ns=self.start_ns + offset_ns,
-            end_ns=self.end_ns + offset_ns,
-            arrived_ns=self.arrived_ns + offset_ns,
-        )
-
-
-def no_meetings() -> Meetings:
-    """Return no collective at all."""
-    none, narrow = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
-    return Meetings(
-        rank=narrow,
-        start_ns=none,
-        end_ns=none,
-        arrived_ns=none,
-        late=narrow,
-        whole=np.zeros(0, dtype=bool),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,18 +473,18 @@ class RankTimeline:
     """Compute, but no optimizer or clipping; and collectives inside passes that nothing covers."""
     apparent: Intervals
     """Any kernel at all: what a dashboard shows."""
-    unissued: Intervals = field(default_factory=no_intervals)
+    unissued: Intervals = field(default_factory=Intervals.no_rows)
     """Without compute, and the host had not issued the next of it."""
-    data_parallel: Intervals = field(default_factory=no_intervals)
+    data_parallel: Intervals = field(default_factory=Intervals.no_rows)
     """In a gather of parameters or a reduction of gradients that no compute covered, until the last
     pass of a step."""
-    synchronisations: Synchronisations = field(default_factory=no_synchronisations)
+    synchronisations: Synchronisations = field(default_factory=Synchronisations.no_rows)
     """Its host's."""
-    held_up: Intervals = field(default_factory=no_intervals)
+    held_up: Intervals = field(default_factory=Intervals.no_rows)
     """When its host's launches waited for room in the device's queue."""
-    synchronised: Intervals = field(default_factory=no_intervals)
+    synchronised: Intervals = field(default_factory=Intervals.no_rows)
     """When its host was kept so, or had yet to issue the first thing afterwards."""
-    clock_offset_ns: int
+    clock_offset_ns: int = 0
     """What was added to this rank's stamps to lay them on the first rank's clock."""
     memory: MemoryFigures | None = None
     members: tuple[int, ...] = ()
@@ -526,11 +503,11 @@ class RankTimeline:
     """What runs beside its passes, and no pass waits for: prefetch, checkpoints, reductions."""
     collectives: RankCollectives | None = None
     """What it reduces and gathers with others, where it does."""
-    meetings: Meetings = field(default_factory=no_meetings)
+    meetings: Meetings = field(default_factory=Meetings.no_rows)
     """Its collectives with ranks of other stages."""
-    shared: Meetings = field(default_factory=no_meetings)
+    shared: Meetings = field(default_factory=Meetings.no_rows)
     """Its collectives with ranks of its own stage, of other pipelines, that were captured."""
-    handing_over: Intervals = field(default_factory=no_intervals)
+    handing_over: Intervals = field(default_factory=Intervals.no_rows)
     """When its host stood in a send to another host, which ends when that one takes it."""
     turns: Turns | None = None
     """Those of its scheduler, where an engine labels them."""
@@ -549,6 +526,17 @@ class RankTimeline:
     device_name: str = ""
     multiprocessors: int | None = None
     """Of the device, as the rank sees it."""
+
+    def shifted(self, offset_ns: int) -> RankTimeline:
+        """Return it on the clock of its pipeline, to which so much is added."""
+        laid: dict[str, Any] = {"clock_offset_ns": self.clock_offset_ns + offset_ns}
+        for column in fields(self):
+            value = getattr(self, column.name)
+            if isinstance(value, Columns):
+                laid[column.name] = value.shifted(offset_ns)
+        for name in ("outside", "side_work"):
+            laid[name] = tuple((what, ran.shifted(offset_ns)) for what, ran in getattr(self, name))
+        return replace(self, **laid)
 
     @property
     def recomputes(self) -> bool:

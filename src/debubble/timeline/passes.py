@@ -45,7 +45,7 @@ import numpy as np
 
 from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
 from debubble.timeline.schedules import Action, Order, Shape, candidate_orders, place_stages
-from debubble.timeline.work import Messages, Work
+from debubble.timeline.work import Messages, Work, host_ranges
 from debubble.trace.columns import RankTrace
 
 _SIMPLE = re.compile(r"^(Forward|Backward) (\d{1,6})$")
@@ -54,8 +54,8 @@ _OVERLAP = re.compile(r"^PP:\((.+);(.+)\)OVERLAP_F_B$")
 # What follows a backward pass and is not the end of a step follows nearly all of them; an optimizer
 # follows one in as many as a step has microbatches.
 _OFTEN = 0.6
-# So many kernels show how a forward pass begins, among at most so many times as many.
-_BEGINNING, _WITHIN = 32, 3
+# So many kernels show how a forward pass begins.
+_BEGINNING = 32
 # A forward pass that begins less alike is taken as it is.
 _ALIKE = 0.8
 
@@ -110,11 +110,20 @@ class _Piece:
     backward: bool
     step: int
     kind: int = UNKNOWN
+    stage: int = UNKNOWN
     microbatch: int = UNKNOWN
+
+    def name(self, kind: int, stage: int, microbatch: int) -> None:
+        """Say of which pass it is."""
+        self.kind, self.stage, self.microbatch = kind, stage, microbatch
+
+    def leads(self, other: _Piece) -> bool:
+        """Tell whether no message parts two pieces."""
+        return (self.posted, self.step) == (other.posted, other.step)
 
     def goes_on(self, other: _Piece) -> bool:
         """Tell whether only a wait parts two pieces."""
-        return (self.posted, self.backward, self.step) == (other.posted, other.backward, other.step)
+        return self.leads(other) and self.backward == other.backward
 
 
 def parse_label(name: str) -> Label | None:
@@ -152,8 +161,7 @@ def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
     """
     labels = [parse_label(name) for name in trace.names]
     named = np.array([label is not None for label in labels] or [False])
-    annotations = trace.annotations
-    rows = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
+    annotations, rows = trace.annotations, host_ranges(trace, named)
     if not len(rows):
         return None
     nothing = (UNKNOWN, UNKNOWN, UNKNOWN)
@@ -193,13 +201,15 @@ def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighb
     _tell_passes(pieces, posts, beside)
     pieces = _part_forwards(pieces, work)
     _join_neighbours(pieces, work)
-    kind = np.full(len(work), UNKNOWN, dtype=np.int32)
-    microbatch = np.full(len(work), UNKNOWN, dtype=np.int32)
+    return _assignment(pieces, work)
+
+
+def _assignment(pieces: Sequence[_Piece], work: Work) -> Assignment:
+    """Return the pass of each piece of work."""
+    columns = np.full((3, len(work)), UNKNOWN, dtype=np.int32)
     for piece in pieces:
-        kind[piece.first : piece.end] = piece.kind
-        microbatch[piece.first : piece.end] = piece.microbatch
-    stage = np.full(len(work), UNKNOWN, dtype=np.int32)
-    return Assignment(kind=kind, stage=stage, microbatch=microbatch)
+        columns[:, piece.first : piece.end] = [[piece.kind], [piece.stage], [piece.microbatch]]
+    return Assignment(kind=columns[0], stage=columns[1], microbatch=columns[2])
 
 
 def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
@@ -319,7 +329,7 @@ def _begins_like(names: list[int], usual: tuple[int, ...]) -> int:
     likeness = []
     for begin in (place for place, name in enumerate(names) if name == usual[0]):
         alike, reach = 0, begin
-        for place, name in enumerate(names[begin : begin + _WITHIN * len(usual)], start=begin):
+        for place, name in enumerate(names[begin:], start=begin):
             if alike < len(usual) and name == usual[alike]:
                 alike, reach = alike + 1, place
         likeness.append((-alike, reach - begin, begin))
@@ -335,14 +345,13 @@ def _join_neighbours(pieces: list[_Piece], work: Work) -> None:
     """
     for number in range(len(pieces) - 2, -1, -1):
         piece, following = pieces[number], pieces[number + 1]
-        same = (piece.posted, piece.step) == (following.posted, following.step)
-        if piece.kind == UNKNOWN and following.kind == PassKind.B and same:
-            piece.kind, piece.microbatch = PassKind.B, following.microbatch
+        if piece.kind == UNKNOWN and following.kind == PassKind.B and piece.leads(following):
+            piece.name(PassKind.B, UNKNOWN, following.microbatch)
     after = [
         (piece, before)
         for before, piece in pairwise(pieces)
         if before.kind == PassKind.B and piece.kind == UNKNOWN and not piece.backward
-        if (piece.posted, piece.step) == (before.posted, before.step)
+        if before.leads(piece)
     ]
     names = Counter(tuple(work.name[piece.first : piece.end].tolist()) for piece, _ in after)
     usual, count = max(names.items(), key=lambda named: named[1], default=((), 0))
@@ -359,7 +368,6 @@ def _join_neighbours(pieces: list[_Piece], work: Work) -> None:
 # More than anyone gives a rank.
 _MOST_CHUNKS = 16
 _TRAINS = frozenset("FB")
-_NO_WAITS: I64 = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,18 +382,12 @@ class Host:
     sent_at_a_time: int
     """Messages that make one output."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pieces:
-    """The work of one rank in one step, cut where a pass may begin."""
-
-    rows: I64
-    """Where each piece begins in the rank's work, and behind the last one where it ends."""
-    backward: Flags
-    posted: I64
-    """Messages posted before each."""
-    action: I64
-    """The pass of each piece as a row of the order; -1 where it is none."""
+    def pieces(self, step: int, *, first: bool, waits: bool = False) -> list[_Piece]:
+        """Cut the work of a step where a pass may begin; only a first rank needs no message."""
+        posts = self.posts if waits else replace(self.posts, waits_ns=self.posts.waits_ns[:0])
+        began = int(np.searchsorted(posts.step, step))
+        pieces = [piece for piece in _cut(self.work, self.step, posts) if piece.step == step]
+        return [piece for piece in pieces if first or piece.posted > began]
 
 
 def holds_several(first: Host) -> bool:
@@ -406,53 +408,40 @@ def name_around(hosts: Sequence[Host]) -> dict[int, Assignment] | None:
     if not (last.is_send & (last.peer == hosts[0].rank)).any():
         return None  # the last rank passes nothing on to the first
     steps = sorted({step for host in hosts for step in np.unique(host.step).tolist() if step >= 0})
-    found: list[list[_Pieces]] = []
-    chosen: Order | None = None
+    named: dict[int, list[_Piece]] = {host.rank: [] for host in hosts}
+    orders: list[Order] = []
     for step in steps:
-        fitting = [fit for fit in _fits(hosts, step) if chosen is None or fit[0] == chosen]
-        if chosen is None and len(fitting) > 1:
+        fitting = [
+            (order, pieces)
+            for order in orders or _orders(hosts, step)
+            if (pieces := _fit_all(hosts, step, order)) is not None
+        ]
+        if len(fitting) > 1:
             return None
-        if fitting:
-            chosen, pieces = fitting[0]
-            found.append(pieces)
-    if chosen is None:
-        return None
-    return {
-        host.rank: _assign(host, [pieces[position] for pieces in found], chosen[position])
-        for position, host in enumerate(hosts)
-    }
+        for order, pieces in fitting:
+            orders = [order]
+            for rank, of_rank in pieces.items():
+                named[rank] += of_rank
+    return {host.rank: _assignment(named[host.rank], host.work) for host in hosts if orders} or None
 
 
-def count_pieces(host: Host, *, receives_first: bool) -> Assignment:
+def count_pieces(host: Host, *, first: bool) -> Assignment:
     """Count what lies between messages, forward and backward, where no more can be told.
 
     What the host launches itself after the last backward pass of a step is none of it.
     """
-    columns = np.full((2, len(host.work)), UNKNOWN, dtype=np.int32)
+    named: list[_Piece] = []
     for step in np.unique(host.step[host.step >= 0]).tolist():
-        pieces = _cut_loop(host, step, _NO_WAITS, receives_first=receives_first)
-        ended = np.flatnonzero(pieces.backward)
-        counts = {PassKind.F: 0, PassKind.B: 0}
-        for piece in range(int(ended[-1]) + 1 if len(ended) else 0):
-            kind = PassKind.B if pieces.backward[piece] else PassKind.F
-            here = slice(int(pieces.rows[piece]), int(pieces.rows[piece + 1]))
-            columns[:, here] = np.array([[kind], [counts[kind]]])
-            counts[kind] += 1
-    stage = np.full(len(host.work), UNKNOWN, dtype=np.int32)
-    return Assignment(kind=columns[0], stage=stage, microbatch=columns[1])
-
-
-def _fits(hosts: Sequence[Host], step: int) -> Iterator[tuple[Order, list[_Pieces]]]:
-    """Yield the orders that a step could have followed, and the pieces of each rank under them."""
-    for order in _orders(hosts, step):
-        known: list[_Pieces] = []
-        for position, host in enumerate(hosts):
-            fitted = _fit(host, step, order, position, hosts)
-            if fitted is None:
-                break
-            known.append(fitted)
-        else:
-            yield order, known
+        pieces = host.pieces(step, first=first)
+        while pieces and not pieces[-1].backward:
+            pieces.pop()
+        counts: Counter[PassKind] = Counter()
+        for piece in pieces:
+            piece.kind = PassKind.B if piece.backward else PassKind.F
+            piece.microbatch = counts[PassKind(piece.kind)]
+            counts[PassKind(piece.kind)] += 1
+        named += pieces
+    return _assignment(named, host.work)
 
 
 def _orders(hosts: Sequence[Host], step: int) -> Iterator[Order]:
@@ -472,65 +461,48 @@ def _orders(hosts: Sequence[Host], step: int) -> Iterator[Order]:
             yield from (order for _, order in candidate_orders(placement, _TRAINS, microbatches))
 
 
+def _fit_all(hosts: Sequence[Host], step: int, order: Order) -> dict[int, list[_Piece]] | None:
+    """Lay the work of all ranks beside an order; None where they differ."""
+    fitted: dict[int, list[_Piece]] = {}
+    for position, host in enumerate(hosts):
+        sends = _sends(order, position, [other.rank for other in hosts])
+        pieces = _fit(host, step, order[position], sends, first=position == 0)
+        if pieces is None:
+            return None
+        fitted[host.rank] = pieces
+    return fitted
+
+
 def _fit(
-    host: Host, step: int, order: Order, position: int, hosts: Sequence[Host]
-) -> _Pieces | None:
+    host: Host, step: int, actions: Sequence[Action], sends: Mapping[int, I64], *, first: bool
+) -> list[_Piece] | None:
     """Lay the work of a rank beside its part of an order; None where they differ.
 
-    Messages part passes; where receives are posted ahead, only waits do.
+    Messages part passes; where receives are posted ahead, only waits do. What the host launches
+    where no forward pass is due, a loss, is no pass: it is of the backward pass right behind it.
     """
-    actions = order[position]
-    sends = _sends(order, position, [other.rank for other in hosts])
-    for waits in (_NO_WAITS, host.posts.waits_ns):
-        pieces = _cut_loop(host, step, waits, receives_first=position > 0)
-        taken = _align(pieces.backward.tolist(), [action.kind == "B" for action in actions])
-        if taken is None:
-            continue
-        fitted = replace(pieces, action=taken)
-        if _sends_agree(host, step, fitted, sends):
-            return fitted
+    for waits in (False, True):
+        pieces = host.pieces(step, first=first, waits=waits)
+        due: list[_Piece] = []
+        for piece in pieces:
+            expected = actions[len(due)].kind == "B" if len(due) < len(actions) else None
+            if piece.backward and not expected:
+                break
+            due += [piece] if expected is piece.backward else []
+        else:
+            if len(due) == len(actions) and _sends_agree(host, step, due, sends):
+                for piece, action in zip(due, actions, strict=True):
+                    piece.name(PassKind[action.kind], action.stage, action.microbatch)
+                for piece, following in pairwise(pieces):
+                    if piece.kind == UNKNOWN and following.backward and piece.leads(following):
+                        piece.name(following.kind, following.stage, following.microbatch)
+                return pieces
     return None
-
-
-def _cut_loop(host: Host, step: int, waits_ns: I64, *, receives_first: bool) -> _Pieces:
-    rows = np.flatnonzero(host.step == step)
-    messages = host.posts.messages
-    issued = host.work.issued_ns[rows]
-    posted = np.searchsorted(messages.issued_ns, issued)
-    began = int(np.searchsorted(host.posts.step, step))
-    backward = host.work.backward[rows]
-    changes = (
-        (np.diff(posted, prepend=-1) != 0)
-        | (np.diff(backward.astype(np.int8), prepend=-1) != 0)
-        | (np.diff(np.searchsorted(waits_ns, issued), prepend=-1) != 0)
-    )
-    first = np.flatnonzero(changes)
-    if receives_first:
-        first = first[posted[first] > began]
-    return _Pieces(
-        rows=np.append(rows[first], rows[-1] + 1 if len(rows) else 0),
-        backward=backward[first],
-        posted=posted[first].astype(np.int64),
-        action=np.full(len(first), UNKNOWN, dtype=np.int64),
-    )
-
-
-def _align(backward: Sequence[bool], expected: Sequence[bool]) -> I64 | None:
-    """Give each piece its pass. What the host launches where none is due, a loss, is no pass."""
-    taken = np.full(len(backward), UNKNOWN, dtype=np.int64)
-    due = 0
-    for piece, is_backward in enumerate(backward):
-        if due < len(expected) and expected[due] == is_backward:
-            taken[piece] = due
-            due += 1
-        elif is_backward:
-            return None
-    return taken if due == len(expected) else None
 
 
 def _sends(order: Order, position: int, ranks: Sequence[int]) -> dict[int, I64]:
     """Return for each peer how many outputs go to it before each pass of a rank, and in all."""
-    home = {action.stage: number for number, mine in enumerate(order) for action in mine}
+    home = {action.stage: number for number, actions in enumerate(order) for action in actions}
     targets = np.array(
         [
             home.get(action.stage + (1 if action.kind == "F" else -1), position)
@@ -538,46 +510,19 @@ def _sends(order: Order, position: int, ranks: Sequence[int]) -> dict[int, I64]:
         ]
     )
     return {
-        rank: np.concatenate(([0], np.cumsum(targets == number)))
-        for number, rank in enumerate(ranks)
-        if number != position
+        rank: _running(targets == number) for number, rank in enumerate(ranks) if number != position
     }
 
 
-def _sends_agree(host: Host, step: int, pieces: _Pieces, sends: Mapping[int, I64]) -> bool:
+def _sends_agree(host: Host, step: int, due: Sequence[_Piece], sends: Mapping[int, I64]) -> bool:
     """Tell whether each output was sent after its pass, at the latest after the next one."""
     messages = host.posts.messages
-    begun = np.flatnonzero(pieces.action >= 0)
-    due = pieces.action[begun]
-    here = host.posts.step == step
+    posted = [piece.posted for piece in due]
+    here = (host.posts.step == step) & messages.is_send
     for peer, outputs in sends.items():
-        running = np.concatenate(
-            ([0], np.cumsum(here & messages.is_send & (messages.peer == peer)))
-        )
-        sent = running[pieces.posted[begun]]
-        most = outputs[due] * host.sent_at_a_time
-        least = outputs[np.maximum(due - 1, 0)] * host.sent_at_a_time
-        whole = outputs[-1] * host.sent_at_a_time
-        if running[-1] != whole or (sent > most).any() or (sent < least).any():
+        running = _running(here & (messages.peer == peer))
+        sent, most = running[posted], outputs * host.sent_at_a_time
+        least = np.concatenate(([0], most[:-2]))
+        if running[-1] != most[-1] or (sent > most[:-1]).any() or (sent < least).any():
             return False
     return True
-
-
-def _assign(host: Host, steps: Sequence[_Pieces], actions: Sequence[Action]) -> Assignment:
-    """Name the pieces of a rank; what comes just before a backward pass, a loss say, is of that."""
-    columns = np.full((3, len(host.work)), UNKNOWN, dtype=np.int32)
-    for pieces in steps:
-        for piece in range(len(pieces.action)):
-            row = int(pieces.action[piece])
-            if row < 0 and piece + 1 < len(pieces.action):
-                following = piece + 1
-                same = pieces.posted[piece] == pieces.posted[following]
-                leads = pieces.backward[following] and same
-                row = int(pieces.action[following]) if leads else UNKNOWN
-            if row >= 0:
-                action = actions[row]
-                here = slice(int(pieces.rows[piece]), int(pieces.rows[piece + 1]))
-                columns[:, here] = np.array(
-                    [[PassKind[action.kind]], [action.stage], [action.microbatch]]
-                )
-    return Assignment(kind=columns[0], stage=columns[1], microbatch=columns[2])

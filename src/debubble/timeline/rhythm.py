@@ -29,7 +29,7 @@ from debubble.timeline.model import I32, I64, Flags, PassKind
 from debubble.timeline.passes import Assignment, Label, Neighbours, parse_label
 from debubble.timeline.steps import RankRecord, Steps
 from debubble.timeline.transfers import find_shift
-from debubble.timeline.work import BEFORE_CAPTURE, Messages
+from debubble.timeline.work import BEFORE_CAPTURE, Messages, host_ranges
 
 # Whatever was captured at all; work without a launch was issued before.
 _BEGIN = int(BEFORE_CAPTURE) + 1
@@ -97,8 +97,7 @@ def beats_of_labels(rank: RankRecord, *, trains: bool) -> Beats | None:
     annotations = rank.trace.annotations
     labels = [parse_label(name) for name in rank.trace.names]
     named = np.array([label is not None for label in labels] or [False])
-    labelled = np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
-    rows = [(row, labels[annotations.name[row]]) for row in labelled.tolist()]
+    rows = [(row, labels[annotations.name[row]]) for row in host_ranges(rank.trace, named).tolist()]
     forward = {label.forward[1:] for _, label in rows if label is not None and label.forward}
     if not forward or (not trains and max(number for _, number in forward) == 0):
         return None

@@ -34,6 +34,7 @@ from debubble.timeline.work import (
     Work,
     find_messages,
     find_waits,
+    host_ranges,
     names_like,
     tell_waits,
 )
@@ -90,12 +91,10 @@ def find_steps(trace: RankTrace) -> Steps:
     numbers = np.array(
         [int(found[1]) if (found := STEP.match(name)) else UNKNOWN for name in trace.names] or [-1]
     )
-    annotations = trace.annotations
-    number = numbers[annotations.name]
-    rows = np.flatnonzero((number >= 0) & (annotations.stream < 0))
+    annotations, rows = trace.annotations, host_ranges(trace, numbers >= 0)
     start = annotations.start_ns[rows]
     return Steps(
-        number=number[rows].astype(np.int32),
+        number=numbers[annotations.name[rows]].astype(np.int32),
         start_ns=start,
         end_ns=start + annotations.duration_ns[rows],
     )

@@ -11,16 +11,17 @@ the first receive is of a later send, or of one from before the capture (`find_s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from debubble.timeline.model import (
     I32,
     I64,
+    MOST_IN_FLIGHT,
+    TAIL_PERCENT,
     UNKNOWN,
     PassKind,
     RankTimeline,
@@ -30,12 +31,9 @@ from debubble.timeline.model import (
     join_columns,
     rows_by_hop,
 )
-from debubble.timeline.passes import Neighbours
 from debubble.timeline.work import Messages
 from debubble.units import NS_PER_S
 
-# More batches in flight than servers keep: vLLM as many as ranks or one more, SGLang about so.
-_MOST_SHIFT = 64
 # Ways that differ by less of a turn are the same; so many of them, such a share, and so many times
 # what any other pairing has, are no accident.
 _ALIKE_SHARE, _FEWEST_ALIKE, _MANY_ALIKE, _CLEARLY = 0.02, 4, 0.25, 1.5
@@ -57,8 +55,6 @@ _WAITED_FACTOR, _MOST_WRONG = 5, 0.5
 CLOCKS_OFF_NS = 10_000_000_000
 # A sender runs ahead of its receiver by as many messages as are in flight, at the end of a capture.
 _FEWEST_LOST, _MOST_LOST = 5, 0.1
-# One message in twenty is slower: transfers are heavy-tailed, and a median hides it.
-_TAIL_PERCENT = 95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,26 +92,6 @@ class RankMessages:
         return np.flatnonzero(mine if step is None else mine & (self.step == step))
 
 
-def pair_earlier(ranks: Sequence[int], shifts: Shifts, missing: Callable[[int], int]) -> Shifts:
-    """Pair the messages of the one hop that is not sure so that as many are in flight as were seen.
-
-    `missing`: how many more that are than with the pairing so far, between the first rank and one.
-    Where all captures then begin at one and the same batch, they do: the pipeline filled up.
-    """
-    hops = [(hop, shift) for hop in pairwise(ranks) if (shift := shifts.get(hop)) is not None]
-    unsure = [(hop, shift) for hop, shift in hops if not shift.sure]
-    if len(hops) < len(ranks) - 1 or len(unsure) != 1:
-        return {}
-    hop, shift = unsure[0]
-    short = missing(hop[0])
-    first = shift.first - short
-    if not short or (shift.least is not None and first < shift.least):
-        return {}
-    together = not any(other.first for at, other in hops if at != hop)
-    least = first if together and not first else shift.least
-    return {hop: replace(shift, first=first, least=least, most=first)}
-
-
 def pair_with_more(ranks: Sequence[int], shifts: Shifts, more: int) -> Shifts:
     """Pair messages of the hops that are not sure so that so many more batches are in flight.
 
@@ -145,7 +121,7 @@ def match_transfers(
     of ranks only the order counts, and what the capture cut off at either end is no gap; `shifts`
     are those that are known.
     """
-    parts = [_no_transfers()]
+    parts = [Transfers.no_rows()]
     unmatched: list[UnmatchedMessages] = []
     pairs = {
         (rank, peer) if is_send else (peer, rank)
@@ -251,16 +227,6 @@ def _pair(
     )
 
 
-def _no_transfers() -> Transfers:
-    narrow = ("source", "destination", "step", "send_queue", "receive_queue")
-    types = {"fused": np.bool_} | dict.fromkeys(narrow, np.int32)
-    columns: dict[str, Any] = {
-        column.name: np.zeros(0, dtype=types.get(column.name, np.int64))
-        for column in fields(Transfers)
-    }
-    return Transfers(**columns)
-
-
 def find_shifts(posted: Mapping[int, RankMessages], chains: Sequence[Sequence[int]]) -> Shifts:
     """Pair the messages of every hop of a stream whose two ranks were captured.
 
@@ -294,7 +260,7 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
     waited = received.end_ns - received.start_ns > _WAITED_SHARE * turn
     alike: dict[int, int] = {}
     ways: dict[int, I64] = {}
-    for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1):
+    for shift in range(-MOST_IN_FLIGHT, MOST_IN_FLIGHT + 1):
         out, into = _overlap(len(sent), len(received), shift)
         size, tag = sent.message_bytes[out], sent.tag[out]
         others, tags = received.message_bytes[into], received.tag[into]
@@ -380,15 +346,6 @@ def answers_lag(first: RankMessages, following: int, last: int) -> bool:
     return False
 
 
-def count_cut_off(messages: Messages, beside: Neighbours) -> int:
-    """Return how many sends go on with batches whose receive was before the rank's capture."""
-    if beside.previous is None or beside.next is None:
-        return 0
-    receives = np.flatnonzero((messages.peer == beside.previous) & ~messages.is_send)
-    sends = np.flatnonzero((messages.peer == beside.next) & messages.is_send)
-    return int((sends < receives[0]).sum()) if len(receives) else 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopFigures:
     """One direction between two ranks.
@@ -466,10 +423,10 @@ def _measure(
         stages=stages,
         message_bytes=int(rows.message_bytes.max()),
         wire_ns=_percentile(wire, 50) if len(wire) else None,
-        wire_p95_ns=_percentile(wire, _TAIL_PERCENT) if len(wire) else None,
+        wire_p95_ns=_percentile(wire, TAIL_PERCENT) if len(wire) else None,
         wires=len(wire),
         wait_ns=_percentile(wait, 50),
-        wait_p95_ns=_percentile(wait, _TAIL_PERCENT),
+        wait_p95_ns=_percentile(wait, TAIL_PERCENT),
         buffered_fraction=float(buffered.mean()),
         count=len(rows),
     )

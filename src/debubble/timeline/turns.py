@@ -26,10 +26,10 @@ import numpy as np
 
 from debubble.timeline.chain import Chain
 from debubble.timeline.meetings import attend, crosses_stages
-from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
+from debubble.timeline.model import AT_ONCE_NS, I32, I64, UNKNOWN, Columns, Flags, PassKind
 from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord
-from debubble.timeline.work import AT_ONCE_NS
+from debubble.timeline.work import host_ranges
 from debubble.trace.columns import RankTrace
 
 _LABEL = re.compile(r"execute_context_(\d{1,7})\((\d{1,7})\)_generation_(\d{1,7})\((\d{1,7})\)")
@@ -49,7 +49,7 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class Turns(Columns):
     """The turns that a rank's host took, in their order; -1 where a label tells no number."""
 
     begin_ns: I64
@@ -70,12 +70,7 @@ class Turns:
     def laid(self, offset_ns: int, before: int) -> Turns:
         """Return them on the common clock, with batches counted as the pipeline counts them."""
         number = np.where(self.empty, UNKNOWN, self.number + before)
-        return replace(
-            self,
-            begin_ns=self.begin_ns + offset_ns,
-            end_ns=self.end_ns + offset_ns,
-            number=number,
-        )
+        return replace(self.shifted(offset_ns), number=number)
 
     @property
     def tokens(self) -> I64:
@@ -112,7 +107,7 @@ def find_turns(trace: RankTrace) -> Turns | None:
     annotations = trace.annotations
     labels = [_read_label(name) for name in trace.names]
     known = np.array([label is not None for label in labels] or [False])
-    rows = np.flatnonzero(known[annotations.name] & (annotations.stream < 0))
+    rows = host_ranges(trace, known)
     if not len(rows):
         return None
     told = np.array([labels[name] for name in annotations.name[rows].tolist()], dtype=np.int64)

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.timeline.model import (
+    AT_ONCE_NS,
     I32,
     I64,
     NEVER_WAITED_NS,
@@ -31,7 +32,15 @@ from debubble.timeline.model import (
     Synchronisations,
     union_of,
 )
-from debubble.trace.columns import KernelKind, Operation, RankTrace, merge
+from debubble.trace.columns import (
+    Annotations,
+    KernelKind,
+    Kernels,
+    Launches,
+    Operation,
+    RankTrace,
+    merge,
+)
 
 BEFORE_CAPTURE = np.int64(np.iinfo(np.int64).min)
 # On a CPU trace autograd runs on the thread that called it; its operators say so.
@@ -47,8 +56,6 @@ _WHOLE_DEVICE = re.compile(r"DeviceSynchronize")
 # A launch takes 5 to 30 us. Where a stage of five layers ran a hundred milliseconds behind its host
 # (torchtitan, recorded), launches took 300 to 1,400 us, the device's pace.
 _LONG_LAUNCH_NS = 200_000
-# A kernel that waits for another's end begins this soon after it.
-AT_ONCE_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +74,6 @@ class Work(Columns):
     """The process group of a collective, as the trace numbers them; -1 where nothing tells."""
     upload: Flags
     """Copied from the host: a batch, or what it is made of."""
-
-    def __len__(self) -> int:
-        return len(self.issued_ns)
 
     def union(self, kept: Flags) -> Intervals:
         """Return when any of some pieces ran."""
@@ -95,9 +99,6 @@ class Messages(Columns):
     """False: its kernel was not recorded, unlike others; only the host's call is known."""
     waited_ns: I64
     """When the host let what it issues from then on wait for it; `NEVER_WAITED_NS` if not known."""
-
-    def __len__(self) -> int:
-        return len(self.issued_ns)
 
 
 def find_work(trace: RankTrace) -> Work:
@@ -214,8 +215,7 @@ def _main_thread(trace: RankTrace) -> int:
     threads = operators.thread[posts & (operators.thread >= 0)].tolist()
     marks = _names_that(trace, "ProfilerStep#")
     if not threads and len(marks):
-        on_host = annotations.stream < 0
-        threads = annotations.thread[marks[annotations.name] & on_host].tolist()
+        threads = annotations.thread[host_ranges(trace, marks)].tolist()
     return int(Counter(threads).most_common(1)[0][0]) if threads else UNKNOWN
 
 
@@ -292,7 +292,7 @@ def ends_of_posts(trace: RankTrace, rows: np.ndarray[tuple[int], np.dtype[np.int
     lives = _names_that(trace, "gloo:send", "gloo:recv")
     if not len(annotations) or not lives.any():
         return end
-    alive = np.flatnonzero(lives[annotations.name] & (annotations.stream < 0))
+    alive = host_ranges(trace, lives)
     if not len(alive):
         return end
     after = np.searchsorted(annotations.start_ns[alive], operators.start_ns[rows])
@@ -377,9 +377,7 @@ def held_up_of(trace: RankTrace) -> Intervals:
     """Return when launches waited for room in the device's queue, which holds about a thousand."""
     launches = trace.launches
     waits = names_like(trace, _SYNCHRONISES)[launches.name]
-    rows = (launches.duration_ns > _LONG_LAUNCH_NS) & ~waits
-    start = launches.start_ns[rows]
-    return union_of(start, start + launches.duration_ns[rows])
+    return spans_of(launches, (launches.duration_ns > _LONG_LAUNCH_NS) & ~waits)
 
 
 def synchronised_of(work: Work, calls: Synchronisations) -> Intervals:
@@ -407,8 +405,7 @@ def apparent_of(trace: RankTrace, work: Work) -> Intervals:
     """Return the union of everything a dashboard takes for work."""
     if not len(trace.kernels):
         return work.union(~work.collective)
-    start, end = merge(trace.kernels.start_ns, trace.kernels.start_ns + trace.kernels.duration_ns)
-    return Intervals(start_ns=start, end_ns=end)
+    return spans_of(trace.kernels, np.ones(len(trace.kernels), dtype=bool))
 
 
 def number_passes(step: I32, stage: I32, kind: I32, microbatch: I32) -> tuple[I64, I64]:
@@ -430,6 +427,18 @@ def number_passes(step: I32, stage: I32, kind: I32, microbatch: I32) -> tuple[I6
         packed, rest = np.divmod(packed, widths[row])
         rows[row] = rest + lowest[row]
     return rows, group.reshape(-1)
+
+
+def host_ranges(trace: RankTrace, named: Flags) -> I64:
+    """Return the rows of the host's annotations that have one of some names."""
+    annotations = trace.annotations
+    return np.flatnonzero(named[annotations.name] & (annotations.stream < 0))
+
+
+def spans_of(table: Annotations | Kernels | Launches, rows: Flags | I64) -> Intervals:
+    """Return when any of some rows of a table ran."""
+    start = table.start_ns[rows]
+    return union_of(start, start + table.duration_ns[rows])
 
 
 def names_like(trace: RankTrace, pattern: re.Pattern[str]) -> Flags:

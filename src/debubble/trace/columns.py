@@ -7,15 +7,17 @@ Nothing here knows of pipelines. A row of a table is an index into its arrays; `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
+from debubble.units import NS_PER_S
 
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
@@ -256,6 +258,7 @@ _COLUMN_TYPES: dict[str, type[np.integer[Any]]] = {
 }
 
 TableType = TypeVar("TableType", bound=Table)
+Name = TypeVar("Name", bound=Hashable)
 
 
 def column_types(table: type[Any]) -> dict[str, type[np.integer[Any]]]:
@@ -279,6 +282,18 @@ def build(table: type[TableType], rows: int, /, **columns: object) -> TableType:
     return table(**made)
 
 
+class Interner(dict[Name, int]):
+    """`interner[name]` is the name's number; new names get the next one."""
+
+    def __missing__(self, name: Name) -> int:
+        number = self[name] = len(self)
+        return number
+
+    def all(self) -> tuple[Name, ...]:
+        """Return all names, by number."""
+        return tuple(self)
+
+
 def fit_int32(values: NDArray[np.generic]) -> I32:
     """Fit numbers of strangers into 32 bits; what does not fit is unknown."""
     wide = values.astype(np.int64, copy=False)
@@ -290,8 +305,7 @@ _COMMUNICATION_PREFIX = "c10d::"
 STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's trace holds."""
 
     rank: int
@@ -304,7 +318,7 @@ class RankSummary:
     communication_kernels: int
     unjoined_kernels: int
     """Kernels whose launch is not in the trace: they cannot be given to a step."""
-    span_ns: int | None
+    span_s: float | None
     busy_fraction: float | None
     sends: int
     receives: int
@@ -318,7 +332,7 @@ class RankSummary:
 def summarise(trace: RankTrace) -> RankSummary:
     """Count what is in a trace."""
     span = device_span(trace)
-    span_ns = None if span is None else span[1] - span[0]
+    span_ns = 0 if span is None else span[1] - span[0]
     starts, ends = busy_intervals(trace)
     operators = trace.operators
     sent = operators.message_bytes[operators.operation == Operation.SEND]
@@ -332,7 +346,7 @@ def summarise(trace: RankTrace) -> RankSummary:
         kernels=len(trace.kernels),
         communication_kernels=int(trace.kernels.communication.sum()),
         unjoined_kernels=int((trace.kernels.launch < 0).sum()),
-        span_ns=span_ns,
+        span_s=None if span is None else span_ns / NS_PER_S,
         busy_fraction=None
         if device_unread(trace) or not span_ns
         else int((ends - starts).sum()) / span_ns,

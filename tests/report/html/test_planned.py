@@ -7,6 +7,7 @@ from support.timelines.engine_runs import planned_run
 
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
+from debubble.plan.request import Planned
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.html.plan import plan_report, planned_view
 from debubble.report.html.views import PipelineView
@@ -22,7 +23,7 @@ def test_the_step_that_is_drawn_lasts_as_long_as_the_answer_says():
     drawn_ns = int(passes.end_ns.max() - passes.start_ns.min())
     assert drawn_ns == pytest.approx(plan.best.window_ns, rel=0.02)
     shown = PipelineView(timeline=timeline, figures=measure_pipeline(timeline, 0), ledger=None)
-    answer = answer_of_plan(plan)
+    answer = answer_of_plan(Planned(plan=plan))
     report = plan_report(answer, shown, planned, plan_page(answer), "traces")
     board = report.boards[0]
     assert [slot.title for slot in board.slots] == ["measured", "planned"]

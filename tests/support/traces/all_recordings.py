@@ -14,7 +14,8 @@ from debubble.errors import DebubbleError
 from debubble.report.answers.find import FindAnswer
 from debubble.report.answers.links import LinksAnswer
 from debubble.report.answers.plan import PlanAnswer
-from debubble.report.answers.server_plan import ServerPlanAnswer, ServerQuestion, answer_server_plan
+from debubble.report.answers.server_plan import ServerPlanAnswer, answer_server_plan
+from debubble.serving.question import ServerQuestion
 
 ROOT = SHARED.parent
 FOLDERS = (

@@ -9,9 +9,8 @@ from statistics import median
 
 import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
+from support.jobs.recorded_pipeline import Workload, read_truth
 
-from debubble.annexes.demo import Workload
-from debubble.annexes.demo.layers import read_truth
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.replicas import judge_run
@@ -69,10 +68,10 @@ def test_a_slower_replica_is_named_and_is_late_by_what_the_processes_logged(runs
         slow - fast
         for fast, slow in zip(ends_of(runs, "slow", 0), ends_of(runs, "slow", 1), strict=True)
     )
-    assert found.replicas[1].late_ns == pytest.approx(logged, rel=0.05)
-    assert found.saved_ns == pytest.approx(logged, rel=0.05)
+    assert found.replicas[1].late_s * 1e9 == pytest.approx(logged, rel=0.05)
+    assert found.saved_s * 1e9 == pytest.approx(logged, rel=0.05)
     assert found.why.what == "stage"
-    assert found.why.here_ns == pytest.approx(1.25 * found.why.elsewhere_ns, rel=0.03)
+    assert found.why.here_s == pytest.approx(1.25 * found.why.elsewhere_s, rel=0.03)
 
 
 @pytest.mark.accuracy

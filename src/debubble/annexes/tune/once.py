@@ -32,6 +32,7 @@ from debubble.measure.prediction import PredictionCheck, check_prediction
 from debubble.plan.lever import Permissions
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
+from debubble.plan.request import Stated
 from debubble.units import NS_PER_S, show_duration, show_percent, show_range
 
 # Far more than any run of it takes: then it hangs.
@@ -112,7 +113,7 @@ def improve_once(
 
     before = capture(now, "before", _REST_OVER_FIRST)
     on_step("planning")
-    baseline = before.baseline(layers=now.split)
+    baseline = before.baseline(Stated(layers=now.split))
     plan = make_plan(
         baseline,
         before.timeline,

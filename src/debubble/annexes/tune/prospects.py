@@ -25,7 +25,9 @@ from debubble.plan.lever import OrderSearch, Permissions, Refusal
 from debubble.plan.levers.microbatches import MOST_A_RANK
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan, make_plan
-from debubble.timeline.job import FEWEST_STEPS, Basis
+from debubble.plan.request import Stated
+from debubble.timeline.job import Basis
+from debubble.timeline.model import FEWEST_STEPS
 from debubble.timeline.schedules import format_order
 from debubble.units import NS_PER_S, write_file
 
@@ -271,20 +273,13 @@ def _fit(setting: Setting, reading: Analysis, other: Analysis | None, scope: Sco
     if other is not None:
         also = AlsoRun(timeline=other.timeline, figures=other.pipeline)
 
-    def fit(also: AlsoRun | None) -> Baseline:
-        return reading.baseline(
-            layers=layers,
-            limit_bytes=scope.limit_bytes,
-            schedule=setting.schedule,
-            also=also,
-        )
-
+    stated = Stated(layers=layers, limit_bytes=scope.limit_bytes, schedule=setting.schedule)
     try:
-        return fit(also)
+        return reading.baseline(stated, also)
     except UsageError:
         if also is None:
             raise
-        return fit(None)  # the other run cannot be laid beside this one: it tells nothing more
+        return reading.baseline(stated)  # the other run cannot be laid beside this one
 
 
 def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterator[Prospect]:

@@ -326,12 +326,12 @@ def judge(  # noqa: PLR0913 (a run, and what it was to be)
         return replace(outcome, kind=Kind.OTHER_BATCH, message=message)
     if prediction is None:
         return outcome
-    check, busy = check_prediction(prediction, before, measured), excess(reading)
-    disturbed = check.verdict is Came.SLOWER and busy > STEADY
-    if disturbed:
+    busy, why = excess(reading), ""
+    if busy > STEADY:
         why = f"the machine was busy, passes took {show_percent(busy)} longer than usual"
-        check = replace(check, why=why)
-    return replace(outcome, message=str(check), disturbed=disturbed)
+    check = check_prediction(prediction, before, measured, why_slower=why)
+    disturbed = bool(why) and check.verdict is Came.SLOWER
+    return replace(outcome, message=check.sentence, disturbed=disturbed)
 
 
 def latencies_of(measured: Measurement) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from debubble.annexes.watch.views import (
     missing_folders,
     say_config,
 )
-from debubble.errors import MissingExtra, StoreError, UsageError
+from debubble.errors import MissingExtra, StoreError
 from debubble.measure.store import Store, default_url, store_url
 
 if TYPE_CHECKING:
@@ -71,18 +71,13 @@ def check(path: Path, store: str | None) -> Checked:
     )
 
 
-def retry(
-    path: Path, store: str | None, *, source: str | None, capture: int | None, listed: bool
-) -> dict[str, Any]:
-    """Have captures that were given up analysed once more, or list them."""
+def retry(path: Path, store: str | None) -> dict[str, Any]:
+    """Have captures that were given up analysed once more, and list them."""
     config = read_config(path, store=store)
-    names = [known.name for known in config.sources if source in (None, known.name)]
-    if not names:
-        known = ", ".join(known.name for known in config.sources)
-        raise UsageError(f"there is no source {source!r}", hint=f"one of {known}")
+    names = [known.name for known in config.sources]
     with _opened(config) as journal:
-        rows = [row for row in journal.given_up(names) if capture in (None, row.number)]
-        count = 0 if listed else journal.retry(names, capture)
+        rows = journal.given_up(names)
+        count = journal.retry(names)
     given_up = [
         {"capture": row.number, "source": row.source, "key": row.key, "problem": row.problem}
         for row in rows

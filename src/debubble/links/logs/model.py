@@ -6,32 +6,33 @@ import math
 import statistics
 from dataclasses import dataclass
 
+import msgspec
+
 from debubble.errors import LogError
 from debubble.links.hop_times import Hop
+from debubble.units import NS_PER_S
+
+GB, US_PER_S = 1e9, 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Half:
-    """One measurement of a row: out of place, or in place."""
+class Half(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement of nccl-tests: out of place, or in place."""
 
-    time_us: float
-    algbw_gb_s: float
-    busbw_gb_s: float
+    time_s: float
+    algbw_bytes_per_s: float
+    busbw_bytes_per_s: float
     wrong: float | None
     """Elements that were wrong; None where that was not checked."""
     host_time: bool = False
     """The time is the host's alone (`-C 1`): it tells no bandwidth."""
-    iterations: tuple[tuple[str, float], ...] = ()
+    iterations: dict[str, float] = {}
     """Spread over iterations (`-I 1`), by the name of its column."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclRow:
-    """One message size."""
+class NcclRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One size of messages of nccl-tests."""
 
-    size_bytes: int
-    count: int
-    kind: str
+    bytes: int
     out_of_place: Half | None
     in_place: Half | None
 
@@ -57,7 +58,7 @@ class NcclLog:
     version: str
     ranks: tuple[LogRank, ...]
     rows: tuple[NcclRow, ...]
-    average_gb_s: float
+    average_bytes_per_s: float
     out_of_bounds: int | None
 
     @property
@@ -79,8 +80,7 @@ class NcclLog:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
+class Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """One test of nvbandwidth: a figure for each pair; None where none was taken."""
 
     name: str
@@ -89,7 +89,7 @@ class Matrix:
     rows: tuple[int, ...]
     columns: tuple[int, ...]
     cells: tuple[tuple[float | None, ...], ...]
-    total: float | None
+    sum: float | None
 
     @property
     def by_copy_engine(self) -> bool:
@@ -113,17 +113,16 @@ class MatrixLog:
         return any(test.by_copy_engine and test.cells for test in self.tests)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyLog:
-    """Copies of SuperBench's gpu_copy: GB/s by name."""
+class CopyLog(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="gpu_copy"):
+    """A log of SuperBench's gpu_copy."""
 
     file: str
-    rates_gb_s: tuple[tuple[str, float], ...]
+    bytes_per_s: dict[str, float]
 
     @property
     def by_copy_engine(self) -> bool:
         """Whether any figures are of copy engines."""
-        return any("by_dma" in name for name, _ in self.rates_gb_s)
+        return any("by_dma" in name for name in self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,39 +133,56 @@ class Topology:
     joins: dict[Hop, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkStatus:
-    """`nvidia-smi nvlink -s`: the links of each device in GB/s; None where inactive."""
+class NvlinkDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """The links of a device; None where one is inactive."""
+
+    device: int
+    name: str
+    links_bytes_per_s: tuple[float | None, ...]
+
+
+class NvlinkStatus(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="nvidia-smi nvlink"
+):
+    """What `nvidia-smi nvlink -s` printed."""
 
     file: str
-    devices: tuple[tuple[int, str, tuple[float | None, ...]], ...]
+    devices: tuple[NvlinkDevice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvlinkErrors:
-    """`nvidia-smi nvlink -e`: what went wrong on the links of each device since it was reset."""
+class LinkErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """One counter of one link of a device."""
+
+    device: int
+    name: str
+    link: int
+    kind: str
+    errors: int
+
+
+class NvlinkErrors(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="nvidia-smi nvlink -e"
+):
+    """What `nvidia-smi nvlink -e` printed: what went wrong since each device was reset."""
 
     file: str
-    devices: tuple[tuple[int, str, tuple[tuple[int, str, int], ...]], ...]
-    """By device: its number, its name, and the links, kinds and counts of its counters."""
+    counters: tuple[LinkErrors, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counter:
+class Counter(msgspec.Struct, frozen=True, kw_only=True):
     """One counter of a link's errors over some time."""
 
     name: str
-    host: str
-    device: str
+    host: str | None
+    device: str | None
     increase: int
     intervals: int
-    risen: int
-    """Of the intervals between two values, those in which it rose."""
+    risen_intervals: int
+    """Those between two values in which it rose."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterLog:
-    """A range export of Prometheus: counters of NVLink or InfiniBand."""
+class CounterLog(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", tag="prometheus"):
+    """What Prometheus answered to a range query: counters of NVLink or InfiniBand."""
 
     file: str
     counters: tuple[Counter, ...]
@@ -186,15 +202,18 @@ class Message:
     """The time is its own; else of all that were called together."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessagesOfHop:
-    """The messages of one hop, as one side of it saw them; the time is of the largest."""
+class MessagesOfHop(msgspec.Struct, frozen=True, kw_only=True):
+    """The messages of one hop in a log, as one side saw them."""
 
-    hop: Hop
-    sent: bool
+    from_rank: int
+    to_rank: int
+    seen_by: str
+    """`sender` or `receiver`."""
     messages: int
-    size_bytes: int
-    time_ns: float
+    bytes: int
+    """The largest."""
+    median_s: float
+    """Of the largest, with what their kernels waited for the other side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,11 +234,12 @@ class MessageLog:
             times = [message.time_ns for message in mine if message.size_bytes == size]
             rows.append(
                 MessagesOfHop(
-                    hop=hop,
-                    sent=sent,
+                    from_rank=hop[0],
+                    to_rank=hop[1],
+                    seen_by="sender" if sent else "receiver",
                     messages=len(mine),
-                    size_bytes=size,
-                    time_ns=statistics.median(times),
+                    bytes=size,
+                    median_s=statistics.median(times) / NS_PER_S,
                 )
             )
         return rows
@@ -269,15 +289,15 @@ def number_or_none(word: str, file: str, where: str) -> float | None:
 
 def checked_half(size: int, half: Half, file: str, where: str) -> Half:
     """Hold the rate against size and time: columns that changed places do not fit together."""
-    if half.time_us < 0 or half.algbw_gb_s < 0 or half.busbw_gb_s < 0:
+    if min(half.time_s, half.algbw_bytes_per_s, half.busbw_bytes_per_s) < 0:
         raise damaged(f"{where}: a figure below 0", file)
     if half.wrong is not None and half.wrong != int(half.wrong):
         raise damaged(f"{where}: {half.wrong:g} is no count of elements", file)
-    rate = size / half.time_us / 1000 if half.time_us else 0.0
-    if abs(rate - half.algbw_gb_s) > _ROUNDED_GB_S + _ROUNDED_SHARE * max(rate, half.algbw_gb_s):
+    rate, told = size / half.time_s if half.time_s else 0.0, half.algbw_bytes_per_s
+    if abs(rate - told) > _ROUNDED_GB_S * GB + _ROUNDED_SHARE * max(rate, told):
         raise damaged(
-            f"{where}: {size} bytes in {half.time_us:g} us are {rate:.2f} GB/s, and algbw says"
-            f" {half.algbw_gb_s:g}",
+            f"{where}: {size} bytes in {half.time_s * 1e6:g} us are {rate / GB:.2f} GB/s, and algbw"
+            f" says {told / GB:g}",
             file,
             "columns are missing or changed places; give the log as nccl-tests wrote it",
         )
@@ -288,10 +308,11 @@ def checked_log(log: NcclLog) -> NcclLog:
     """Hold the rows against the average of the last line: rows that are missing do not add up."""
     if not log.halves:
         raise damaged("no sizes were measured", log.file)
-    mean = sum(half.busbw_gb_s for half in log.halves) / len(log.halves)
-    if abs(mean - log.average_gb_s) > _ROUNDED_GB_S + _AVERAGE_SHARE * max(mean, log.average_gb_s):
+    mean = sum(half.busbw_bytes_per_s for half in log.halves) / len(log.halves)
+    told = log.average_bytes_per_s
+    if abs(mean - told) > _ROUNDED_GB_S * GB + _AVERAGE_SHARE * max(mean, told):
         raise damaged(
-            f"the rows average {mean:.3f} GB/s, and the log says {log.average_gb_s:g}",
+            f"the rows average {mean / GB:.3f} GB/s, and the log says {told / GB:g}",
             log.file,
             "rows are missing or altered; give the log as nccl-tests wrote it",
         )

@@ -19,6 +19,8 @@ from itertools import pairwise
 from typing import Any
 
 from debubble.links.logs.model import (
+    GB,
+    US_PER_S,
     Half,
     LogRank,
     NcclLog,
@@ -92,7 +94,7 @@ def read_nccl_text(text: str, file: str) -> NcclLog:
                 if (found := _RANK.match(line))
             ),
             rows=rows,
-            average_gb_s=number(average, file, "the line '# Avg bus bandwidth'"),
+            average_bytes_per_s=GB * number(average, file, "the line '# Avg bus bandwidth'"),
             out_of_bounds=int(bounds) if bounds else None,
         )
     )
@@ -127,7 +129,7 @@ def read_nccl_json(data: dict[str, Any], file: str) -> NcclLog:
             version=f"file version {data.get('version', 1)}",
             ranks=tuple(_json_rank(row, file) for row in devices),
             rows=rows,
-            average_gb_s=_figure(ending, "bandwidth", file, "average_bus_bandwidth"),
+            average_bytes_per_s=GB * _figure(ending, "bandwidth", file, "average_bus_bandwidth"),
             out_of_bounds=int(_figure(bounds, "count", file, "out_of_bounds"))
             if isinstance(bounds, dict)
             else None,
@@ -143,7 +145,7 @@ def _check_sizes(text: str, rows: Sequence[NcclRow], file: str) -> None:
     smallest, largest, step = int(found[1]), int(found[2]), int(found[3])
     factor, plus = (step, 0) if found[4] == "factor" else (1, step)
     # Small sizes are rounded to whole elements for all ranks, and may become 0.
-    sizes = [row.size_bytes for row in rows if row.size_bytes >= _ROUNDED_BELOW]
+    sizes = [row.bytes for row in rows if row.bytes >= _ROUNDED_BELOW]
     gap = next((size for last, size in pairwise(sizes) if size != last * factor + plus), None)
     late = len(sizes) == len(rows) and sizes and sizes[0] > max(smallest, _ROUNDED_BELOW)
     if gap or late or (sizes and sizes[-1] * factor + plus <= largest):
@@ -202,14 +204,13 @@ def _text_row(header: Sequence[str], words: list[str], file: str, where: str) ->
     columns, words = _fit_columns(header, words, file, where)
     halves = _halves_of(columns)
     named = dict(zip(columns[: halves[0].start], words, strict=False))
-    size, count = whole(named["size"], file, where), whole(named["count"], file, where)
+    size = whole(named["size"], file, where)
+    whole(named["count"], file, where)
     if not named["type"][:1].isalpha() or named["type"] in _REDUCTIONS:
         raise damaged(f"{where}: {named['type']!r} is no type", file)
     found = [_text_half(columns[half], words[half], size, file, where) for half in halves]
     return NcclRow(
-        size_bytes=size,
-        count=count,
-        kind=named["type"],
+        bytes=size,
         out_of_place=found[0],
         in_place=found[1] if len(found) > 1 else None,
     )
@@ -250,12 +251,12 @@ def _text_half(
         if name.startswith("i_")
     )
     half = Half(
-        time_us=time,
-        algbw_gb_s=algbw,
-        busbw_gb_s=busbw,
+        time_s=time / US_PER_S,
+        algbw_bytes_per_s=algbw * GB,
+        busbw_bytes_per_s=busbw * GB,
         wrong=number_or_none(wrong, file, where),
         host_time=clock == "cputime",
-        iterations=tuple((name, value) for name, value in iterations if value is not None),
+        iterations={name: value for name, value in iterations if value is not None},
     )
     return checked_half(size, half, file, where)
 
@@ -278,10 +279,9 @@ def _json_row(row: Any, file: str, where: str) -> NcclRow:
     )
     if "out_of_place" not in row:
         raise damaged(f"{where}: 'out_of_place' is missing", file)
+    _figure(row, "count", file, where)
     return NcclRow(
-        size_bytes=size,
-        count=int(_figure(row, "count", file, where)),
-        kind=str(row.get("type", "")),
+        bytes=size,
         out_of_place=out_of_place,
         in_place=in_place,
     )
@@ -297,14 +297,14 @@ def _json_half(row: dict[str, Any], name: str, size: int, file: str, where: str)
     host_time = "cpu_time" in known
     iterations = spread.items() if isinstance(spread, dict) else ()
     half = Half(
-        time_us=_figure(data, "cpu_time" if host_time else "time", file, where),
-        algbw_gb_s=_figure(data, "alg_bw", file, where),
-        busbw_gb_s=_figure(data, "bus_bw", file, where),
+        time_s=_figure(data, "cpu_time" if host_time else "time", file, where) / US_PER_S,
+        algbw_bytes_per_s=_figure(data, "alg_bw", file, where) * GB,
+        busbw_bytes_per_s=_figure(data, "bus_bw", file, where) * GB,
         wrong=_finite(known.get("nwrong")),
         host_time=host_time,
-        iterations=tuple(
-            (word, value) for word, figure in iterations if (value := _finite(figure)) is not None
-        ),
+        iterations={
+            word: value for word, figure in iterations if (value := _finite(figure)) is not None
+        },
     )
     return checked_half(size, half, file, where)
 

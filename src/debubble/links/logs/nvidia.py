@@ -20,9 +20,12 @@ from typing import Any
 from debubble.links.hop_times import Hop
 from debubble.links.judge import CLASSES, LinkClass, nvlink_of
 from debubble.links.logs.model import (
+    GB,
     CopyLog,
+    LinkErrors,
     Matrix,
     MatrixLog,
+    NvlinkDevice,
     NvlinkErrors,
     NvlinkStatus,
     Topology,
@@ -116,7 +119,7 @@ def _matrix_of_text(lines: Sequence[str], first: int, file: str) -> Matrix:
         rows=tuple(rows),
         columns=columns,
         cells=tuple(cells),
-        total=number(ending[2], file, f"line {first}"),
+        sum=number(ending[2], file, f"line {first}"),
     )
     return _checked(matrix, file)
 
@@ -160,19 +163,19 @@ def _matrix_of_json(test: Any, file: str) -> Matrix:
         rows=tuple(range(len(cells))),
         columns=tuple(range(len(cells[0]))),
         cells=cells,
-        total=number(str(test["sum"]), file, name),
+        sum=number(str(test["sum"]), file, name),
     )
     return _checked(matrix, file)
 
 
 def _without_figures(name: str, status: str) -> Matrix:
-    return Matrix(name=name, status=status, unit="", rows=(), columns=(), cells=(), total=None)
+    return Matrix(name=name, status=status, unit="", rows=(), columns=(), cells=(), sum=None)
 
 
 def _checked(matrix: Matrix, file: str) -> Matrix:
     """Hold the cells against their sum: what is missing does not add up."""
     known = [cell for row in matrix.cells for cell in row if cell is not None]
-    total = matrix.total or 0.0
+    total = matrix.sum or 0.0
     if abs(sum(known) - total) > _ROUNDED * (len(known) + 1) + 1e-4 * abs(total):
         raise damaged(
             f"{matrix.name}: the figures add up to {sum(known):.2f}, and the log says {total:.2f}",
@@ -198,8 +201,8 @@ def read_gpu_copy(text: str, file: str) -> CopyLog:
             raise damaged(f"line {count}: not the name of a copy and its figure", file)
         if found[1] in rates:
             raise damaged(f"line {count}: {found[1]} comes twice", file)
-        rates[found[1]] = number(found[2], file, f"line {count}")
-    return CopyLog(file=file, rates_gb_s=tuple(rates.items()))
+        rates[found[1]] = GB * number(found[2], file, f"line {count}")
+    return CopyLog(file=file, bytes_per_s=rates)
 
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -267,20 +270,27 @@ def is_nvlink_errors(text: str) -> bool:
 
 def read_nvlink_errors(text: str, file: str) -> NvlinkErrors:
     """Read the counters of each device's links; those that a device does not have are left out."""
-    devices: list[tuple[int, str, list[tuple[int, str, int]]]] = []
+    device: tuple[int, str] | None = None
+    counters: list[LinkErrors] = []
     for count, line in enumerate(_plain(text), 1):
         if found := _DEVICE.match(line):
-            devices.append((int(found[1]), found[2], []))
+            device = int(found[1]), found[2]
         elif found := _COUNTER.match(line):
-            if not devices:
+            if device is None:
                 raise damaged(f"line {count}: link {found[1]} of no device", file)
             if found[3].isdigit():
-                devices[-1][2].append((int(found[1]), found[2].lower(), int(found[3])))
+                counters.append(
+                    LinkErrors(
+                        device=device[0],
+                        name=device[1],
+                        link=int(found[1]),
+                        kind=found[2].lower(),
+                        errors=int(found[3]),
+                    )
+                )
         elif line.strip() and not line.lstrip().startswith("Link"):
             raise damaged(f"line {count}: neither a device nor a counter", file)
-    return NvlinkErrors(
-        file=file, devices=tuple((index, name, tuple(found)) for index, name, found in devices)
-    )
+    return NvlinkErrors(file=file, counters=tuple(counters))
 
 
 def read_nvlink_status(text: str, file: str) -> NvlinkStatus:
@@ -296,13 +306,17 @@ def read_nvlink_status(text: str, file: str) -> NvlinkStatus:
             rate = _RATE.match(found[2])
             if rate is None and found[2] != "<inactive>":
                 raise damaged(f"{where}: {found[2]!r} is no rate", file)
-            devices[-1][2].append(number(rate[1], file, where) if rate else None)
+            devices[-1][2].append(GB * number(rate[1], file, where) if rate else None)
         elif line.strip():
             raise damaged(f"{where}: neither a device nor a link", file)
     if len({len(links) for _, _, links in devices}) > 1:
         raise damaged("devices with different numbers of links", file)
     return NvlinkStatus(
-        file=file, devices=tuple((index, name, tuple(links)) for index, name, links in devices)
+        file=file,
+        devices=tuple(
+            NvlinkDevice(device=index, name=name, links_bytes_per_s=tuple(links))
+            for index, name, links in devices
+        ),
     )
 
 

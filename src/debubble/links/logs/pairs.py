@@ -146,11 +146,11 @@ def _message_hops(
 
 def bulk_of(log: NcclLog) -> list[tuple[int, float]]:
     """Return bytes and nanoseconds of each size, the smallest first; host times are no wire."""
-    halves = ((row.size_bytes, row.out_of_place) for row in log.rows)
+    halves = ((row.bytes, row.out_of_place) for row in log.rows)
     return sorted(
-        (size, half.time_us * 1000)
+        (size, half.time_s * NS_PER_S)
         for size, half in halves
-        if size and half is not None and not half.host_time and half.time_us
+        if size and half is not None and not half.host_time and half.time_s
     )
 
 

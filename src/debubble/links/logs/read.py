@@ -173,11 +173,11 @@ def read_prometheus(data: Any, file: str) -> CounterLog:
         counters.append(
             Counter(
                 name=name,
-                host=next((series.metric[key] for key in _HOSTS if key in series.metric), ""),
-                device=next((series.metric[key] for key in _DEVICES if key in series.metric), ""),
+                host=next((series.metric[key] for key in _HOSTS if key in series.metric), None),
+                device=next((series.metric[key] for key in _DEVICES if key in series.metric), None),
                 increase=round(sum(rises)),
                 intervals=len(rises),
-                risen=sum(rise > 0 for rise in rises),
+                risen_intervals=sum(rise > 0 for rise in rises),
             )
         )
     if not counters:

@@ -20,7 +20,7 @@ from debubble.plan.option import (
     splits_backward,
     weigh,
 )
-from debubble.simulate.program import OrderCycle
+from debubble.simulate.events import OrderCycle
 from debubble.units import counted, show_percent
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from debubble.plan.lever import OrderSearch
 from debubble.plan.option import Headroom, headroom_after, quick_latency_s
 from debubble.plan.orders.construct import Pipeline, construct, rules
 from debubble.plan.split_problem import bound_splits, split_problem
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.predict import mean_lengths
-from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import (
     Action,

@@ -37,15 +37,16 @@ def json_text(data: Any, *, compact: bool = False) -> str:
     """
     write = partial(json.dumps, indent=None if compact else 2, allow_nan=False)
     text = write(data)
-    return mask_secrets(write(_whole_text(data)) if _HALF.search(text) else text)
+    return mask_secrets(write(_plain(data)) if _HALF.search(text) else text)
 
 
-def _whole_text(data: Any) -> Any:
+def _plain(data: Any) -> Any:
+    """Return plain objects as JSON has them: lists for tuples, no halves of characters."""
     if isinstance(data, str):
         return data.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(data, Mapping):
-        return {_whole_text(name): _whole_text(value) for name, value in data.items()}
-    return [_whole_text(value) for value in data] if isinstance(data, list | tuple) else data
+        return {_plain(name): _plain(value) for name, value in data.items()}
+    return [_plain(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,8 +171,8 @@ class Answer(Part, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as `--json` has it, as plain objects."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        plain: dict[str, Any] = _plain(msgspec.to_builtins(self))
+        return plain
 
     def to_json(self) -> str:
         """Return what `--json` prints."""
@@ -257,18 +258,15 @@ def nulls_of(answer: Any, above: str = "") -> Iterator[str]:
     """Yield the path of everything in an answer that is null, such as `hops[].bytes`."""
     if answer is None:
         yield above
-    elif isinstance(answer, msgspec.Struct):
-        for name in answer.__struct_fields__:
-            yield from nulls_of(getattr(answer, name), f"{above}.{name}" if above else name)
     elif isinstance(answer, Mapping):
         for name, value in answer.items():
-            yield from nulls_of(value, f"{above}.{name}")
-    elif isinstance(answer, list | tuple):
+            yield from nulls_of(value, f"{above}.{name}" if above else name)
+    elif isinstance(answer, list):
         for value in answer:
             yield from nulls_of(value, f"{above}[]")
 
 
-def explain_nulls(answer: Any, reasons: Mapping[str, str]) -> dict[str, str]:
+def explain_nulls(answer: Answer, reasons: Mapping[str, str]) -> dict[str, str]:
     """Return why each thing that is null is: of those that have a reason to be told."""
-    found = set(nulls_of(answer))
+    found = set(nulls_of(answer.to_dict()))
     return {path: reason for path, reason in reasons.items() if path in found}

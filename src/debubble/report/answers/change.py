@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from debubble.analysis import Analysis
-from debubble.errors import Code, Gap, UsageError
-from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change
 from debubble.plan.lever import Refusal
 from debubble.plan.levers import LEVERS
@@ -17,14 +13,8 @@ from debubble.plan.levers.order import OrderChoice
 from debubble.plan.option import Headroom, Option
 from debubble.plan.plan import Plan
 from debubble.report.answers.base import Part
-from debubble.simulate.communication import Communication
-from debubble.timeline.job import RunBasis
 from debubble.timeline.schedules import format_order
-from debubble.units import PLAIN_NUMBER, counted, show_duration, show_gain, show_percent
-
-_TOKENS = re.compile(rf"{PLAIN_NUMBER}(x?)")
-# Beyond this nobody would believe a line through what was measured.
-_MOST_TOKENS = 1000.0
+from debubble.units import counted, show_duration, show_gain, show_percent
 
 
 class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
@@ -75,6 +65,11 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
     sentence: str
 
 
+def latency_interval(option: Option) -> IntervalPart:
+    """Return where the batch latency of an option lies, four times of five."""
+    return IntervalPart.of(option, throughput_gain_fraction=None)
+
+
 def describe(change: Change) -> str:
     """Say a change in words."""
     parts = [said for lever in LEVERS if (said := lever.words(change))]
@@ -110,10 +105,10 @@ def peak_bytes(ranks: Sequence[Headroom] | None) -> list[int] | None:
     return None if ranks is None else [round(rank.peak_bytes) for rank in ranks]
 
 
-def answer_profiler(run: Analysis, basis: RunBasis) -> ProfilerPart | None:
+def answer_profiler(run: Analysis) -> ProfilerPart | None:
     """Say what the profiler cost that times are rid of; None where they are not by sidecars."""
     job = run.job
-    if basis.source != "sidecars" or job.overhead_fraction is None:
+    if run.basis.source != "sidecars" or job.overhead_fraction is None:
         return None
     return ProfilerPart.of(
         job,
@@ -125,130 +120,6 @@ def answer_profiler(run: Analysis, basis: RunBasis) -> ProfilerPart | None:
 def say_basis(basis: str, profiler: ProfilerPart | None = None) -> str:
     """Say on which basis times are."""
     return profiler.sentence if profiler else f"times: {basis}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """What was said of tokens a microbatch; None where nothing was."""
-
-    asked: str | None = None
-    """So many, or so many times as many: `2048`, `2x`."""
-    measured: int | None = None
-    also: int | None = None
-    """In the other run."""
-
-    def told_by(self, run: Analysis, also: Analysis | None) -> Tokens:
-        """Return the same with what the jobs of both runs say where nothing was said."""
-        other = also.tokens if also else None
-        return replace(self, measured=self.measured or run.tokens, also=self.also or other)
-
-    def of_run(self, baseline: Baseline) -> float | None:
-        """Return the tokens of a microbatch as it is, where that was said of either run."""
-        if self.measured is not None:
-            return float(self.measured)
-        if self.also is not None and baseline.pooled is not None:
-            return self.also / baseline.pooled.token_ratio
-        return None
-
-    def scale(self, baseline: Baseline) -> float | None:
-        """Return how many times as many tokens are asked for; None for as many as there are."""
-        if self.asked is None:
-            return None
-        scale, is_count = self._read()
-        if is_count:
-            measured = self.of_run(baseline)
-            if measured is None and self.also is not None:
-                raise UsageError("--also-tokens is about --also", hint="add --tokens-measured N")
-            if measured is None:
-                raise UsageError(
-                    "how many tokens a microbatch has as it is cannot be told",
-                    hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
-                )
-            scale /= measured
-        _refuse_too_far(scale)
-        return None if scale == 1.0 else scale
-
-    def check(self, *, has_also: bool) -> None:
-        """Refuse what is no number, too far away, or of no other run, before anything long."""
-        if self.also is not None and not has_also:
-            raise UsageError(
-                "--also-tokens is about --also, and no other run is named", hint="add --also TRACES"
-            )
-        if self.asked is None:
-            return
-        scale, is_count = self._read()
-        if not is_count or self.measured is not None:
-            _refuse_too_far(scale / (self.measured or 1) if is_count else scale)
-
-    def _read(self) -> tuple[float, bool]:
-        read = _TOKENS.fullmatch((self.asked or "").strip())
-        if read is None or float(read[1]) <= 0:
-            raise UsageError(
-                f"{self.asked!r} is no number of tokens", hint="write it as 2048, or 2x"
-            )
-        return float(read[1]), not read[2]
-
-
-def _refuse_too_far(scale: float) -> None:
-    if not 1 / _MOST_TOKENS <= scale <= _MOST_TOKENS:
-        raise UsageError(
-            f"{scale:.3g} times as many tokens cannot be predicted from this run",
-            hint="a run of about that length can tell",
-        )
-
-
-def start_from(  # noqa: PLR0913 (what the traces may not tell, one argument each)
-    run: Analysis,
-    also: Analysis | None,
-    *,
-    tokens: Tokens,
-    layers: tuple[int, ...] | None,
-    limit_bytes: float | None,
-    schedule: str | None,
-    latency_ns: float | None = None,
-    communication: str | None = None,
-) -> Baseline:
-    """Fit the run, with another of its model where one was given."""
-    other = None
-    if also is not None:
-        if also.pipeline.kind != run.pipeline.kind:
-            raise UsageError(
-                "one of the runs trains, and the other has forward passes alone",
-                hint="--also takes another run of the same kind",
-            )
-        told = any(rank.layers for rank in also.pipeline.ranks)
-        other = AlsoRun(
-            timeline=also.timeline,
-            figures=also.pipeline,
-            layers=None if told else layers or also.job.split_for(also.pipeline),
-            token_ratio=tokens.also / tokens.measured if tokens.also and tokens.measured else None,
-        )
-    return run.baseline(
-        layers=layers,
-        limit_bytes=limit_bytes,
-        schedule=schedule,
-        latency_ns=latency_ns,
-        also=other,
-        communication=None if communication is None else Communication(communication),
-    )
-
-
-def warnings_of(run: Analysis, also: Analysis | None, baseline: Baseline) -> tuple[Gap, ...]:
-    """Return all warnings, each once: of the run, then those of what it is changed by."""
-    gaps = [*run.warnings, *(also.warnings if also else ())]
-    gaps += baseline.pooled.gaps if baseline.pooled else ()
-    layers = {own.stage: own.layers for rank in run.pipeline.ranks for own in rank.layers}
-    shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
-    if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
-        said, seen = (",".join(map(str, split)) for split in (stated, shown))
-        gaps.append(
-            Gap(
-                code=Code.LAYERS_DIFFER,
-                message=f"--layers says {said}, and the traces show {seen}",
-                hint="leave --layers out, unless its layers are not alike",
-            )
-        )
-    return tuple(dict.fromkeys(gaps))
 
 
 class OrderPart(Part, frozen=True, kw_only=True):

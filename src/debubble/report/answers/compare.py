@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import ClassVar
 
 import msgspec
 
-from debubble.analysis import Analysis
 from debubble.errors import Gap
-from debubble.ledger.causes import CAUSES
-from debubble.measure.comparison import Comparison, Confidence, MemoryChange, Verdict
+from debubble.measure.comparison import (
+    CauseChange,
+    Comparison,
+    Confidence,
+    Delta,
+    Difference,
+    MemoryChange,
+    Verdict,
+)
 from debubble.measure.measurement import Measurement, middle
 from debubble.measure.prediction import PredictionCheck
 from debubble.measure.statistics import least_samples
@@ -77,86 +82,11 @@ class SidePart(Part, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-class SamplesPart(Part, frozen=True, kw_only=True):
-    """The samples of a number on one side."""
-
-    paths: ClassVar = {"ci": ("low", "high"), "n": "count"}
-
-    median: float
-    ci: list[float | None] | None
-    n: int
-
-
-class DeltaPart(Part, frozen=True, kw_only=True):
-    """What a number did: a share of itself; of the bubble, in points."""
-
-    paths: ClassVar = {"ci": ("low", "high")}
-
-    before: SamplesPart | None
-    after: SamplesPart | None
-    change: float | None
-    ci: list[float | None] | None
-    p: float | None
-    direction: str
-    tested: bool
-
-
-class MemoryDelta(Part, frozen=True, kw_only=True):
-    """The peak of one rank before and after, and what is left."""
-
-    rank: int
-    before_bytes: int | None
-    after_bytes: int | None
-    limit_bytes: int | None
-    headroom_bytes: int | None
-    unsafe: bool
-
-
-class DifferencePart(Part, frozen=True, kw_only=True):
-    """Something else that differs."""
-
-    paths: ClassVar = {"what": "name"}
-
-    what: str
-    before: str
-    after: str
-
-
-class CauseChange(Part, frozen=True, kw_only=True):
-    """A cause of the ledger, as shares of the batch, or of the time of a stream."""
-
-    cause: str
-    before_fraction: float
-    after_fraction: float
-
-
-class PredictedPart(Part, frozen=True, kw_only=True):
-    """What a plan had predicted of the change, and how that stands."""
-
-    paths: ClassVar = {
-        "change": "prediction.words",
-        "basis": "prediction.basis",
-        "batch_latency_s": "prediction.batch_latency_s",
-        "interval": ("prediction.low_s", "prediction.high_s"),
-    }
-
-    change: str
-    """As the plan words it."""
-    basis: str
-    batch_latency_s: float
-    interval: list[float]
-    """The low end and the high end of 80 %."""
-    measured_s: float | None
-    """On the same basis; null where nothing was timed on it."""
-    verdict: str
-    """as predicted; slower, faster or another batch than predicted; unknown."""
-    sentence: str
-
-
 class CompareAnswer(Answer, frozen=True, kw_only=True):
     """The run after a change against the one before."""
 
     paths: ClassVar = {
+        "delta": "deltas",
         "threshold_fraction": "threshold",
         "samples_needed": "needed",
         "detectable_fraction": "detectable",
@@ -167,12 +97,12 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     """Of all times but those that are called otherwise: profiled, unprofiled, or mixed."""
     before: SidePart
     after: SidePart
-    delta: dict[str, DeltaPart]
+    delta: dict[str, Delta]
     causes: list[CauseChange]
     """Where the time went before and after; empty where a side has no account."""
-    memory: list[MemoryDelta]
-    setting: list[DifferencePart]
-    environment: list[DifferencePart]
+    memory: tuple[MemoryChange, ...]
+    setting: tuple[Difference, ...]
+    environment: tuple[Difference, ...]
     verdict: str
     confidence: str
     decided_by: str
@@ -180,7 +110,7 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     samples_needed: int | None
     detectable_fraction: float | None
     throughput_unit: str
-    predicted: PredictedPart | None
+    predicted: PredictionCheck | None
     reasons: list[str]
     notes: list[str]
     sentence: str
@@ -203,28 +133,6 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
         return {"delta": rows} | super().tables()
 
 
-def compare_causes(
-    before: Sequence[Analysis], after: Sequence[Analysis]
-) -> tuple[CauseChange, ...]:
-    """Hold the accounts of two sides against each other: means over captures."""
-    sides = []
-    for captures in (before, after):
-        every = [run.ledger or run.stream for run in captures]
-        accounts = [account.shares() for account in every if account is not None]
-        if not accounts:
-            return ()
-        sides.append(
-            {cause: fmean(account.get(cause, 0.0) for account in accounts) for cause in CAUSES}
-        )
-    return tuple(
-        CauseChange(
-            cause=str(cause), before_fraction=sides[0][cause], after_fraction=sides[1][cause]
-        )
-        for cause in CAUSES
-        if sides[0][cause] or sides[1][cause]
-    )
-
-
 def answer_compare(
     found: Comparison, gaps: Sequence[Gap] = (), causes: Sequence[CauseChange] = ()
 ) -> CompareAnswer:
@@ -234,17 +142,10 @@ def answer_compare(
         basis=found.bases[0] if found.bases[0] == found.bases[1] else "mixed",
         before=answer_side(found.before, found.bases[0]),
         after=answer_side(found.after, found.bases[1]),
-        delta={delta.name: DeltaPart.of(delta) for delta in found.deltas},
         causes=list(causes),
-        predicted=None if found.predicted is None else answer_check(found.predicted),
         sentence=say_comparison(found),
         warnings=list_warnings(gaps),
     )
-
-
-def answer_check(check: PredictionCheck) -> PredictedPart:
-    """Return a prediction and what was measured."""
-    return PredictedPart.of(check, sentence=str(check))
 
 
 def answer_side(measurement: Measurement, basis: Basis | None = None) -> SidePart:
@@ -295,7 +196,7 @@ def say_comparison(found: Comparison) -> str:
     if found.confidence is Confidence.TESTED:
         return f"{word}: {_say_speed(found)}{because}."
     first, second = found.deciding.before, found.deciding.after
-    counts = f"{first.count if first else 0} and {second.count if second else 0}"
+    counts = f"{first.n if first else 0} and {second.n if second else 0}"
     needed = found.needed or least_samples()
     return (
         f"{word}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
@@ -304,15 +205,14 @@ def say_comparison(found: Comparison) -> str:
 
 
 def _say_speed(found: Comparison) -> str:
-    delta = found.deciding
+    name, delta = found.decided_by, found.deciding
     if delta.change is None or delta.before is None or delta.after is None:
-        return f"{LABELS[delta.name]} is not known"
-    said = f"{LABELS[delta.name]} {show_delta(delta.name, delta.change)}"
-    if delta.low is not None and delta.high is not None:
-        said += f" ({show_interval(delta.name, [delta.low, delta.high])})"
-    first = show_figure(delta.name, delta.before.median)
-    second = show_figure(delta.name, delta.after.median)
-    if delta.name == "throughput":
+        return f"{LABELS[name]} is not known"
+    said = f"{LABELS[name]} {show_delta(name, delta.change)}"
+    if delta.ci is not None:
+        said += f" ({show_interval(name, delta.ci)})"
+    first, second = (show_figure(name, side.median) for side in (delta.before, delta.after))
+    if name == "throughput":
         return f"{said}, {first} to {second} {found.throughput_unit} per second"
     return f"{said}, {first} to {second}"
 
@@ -349,11 +249,9 @@ def show_delta(name: str, change: float | None) -> str:
     return shown.replace("%", "points") if name == "bubble" else shown
 
 
-def show_interval(name: str, interval: Sequence[float | None] | None) -> str:
+def show_interval(name: str, interval: tuple[float, float] | None) -> str:
     """Write where the change lies."""
-    if interval is None or None in interval:
-        return ""
-    return show_between(*(show_delta(name, end or 0.0) for end in interval))
+    return "" if interval is None else show_between(*(show_delta(name, end) for end in interval))
 
 
 class RecordPart(SidePart, frozen=True, kw_only=True):

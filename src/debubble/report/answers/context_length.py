@@ -15,9 +15,9 @@ from debubble.report.answers.change import (
     IntervalPart,
     describe,
     headroom_bytes,
+    latency_interval,
 )
 from debubble.units import (
-    NS_PER_S,
     show_bytes,
     show_count,
     show_duration,
@@ -92,9 +92,7 @@ def answer_length(plan: Plan, other: OtherLength, tokens: float | None) -> Lengt
         tokens=None if tokens is None else tokens * other.token_scale,
         unchanged=UnchangedPart.of(
             then,
-            interval=IntervalPart(
-                batch_latency_s=[then.low_ns / NS_PER_S, then.high_ns / NS_PER_S]
-            ),
+            interval=latency_interval(then),
         ),
         options=[
             OptionThere.of(
@@ -216,12 +214,7 @@ def answer_cache(plan: Plan, cache: CachePlan) -> CachePart:
             CacheOptionPart.of(
                 other,
                 limited_by_rank=_limited_by(plan, other.capacity),
-                interval=IntervalPart(
-                    batch_latency_s=[
-                        other.option.low_ns / NS_PER_S,
-                        other.option.high_ns / NS_PER_S,
-                    ]
-                ),
+                interval=latency_interval(other.option),
             )
             for other in cache.options
         ],

@@ -7,6 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
+from debubble.measure.numbers import Numbers
+from debubble.measure.worth import Rates, Tariff
 from debubble.report.answers.base import (
     Answer,
     AnswerWarning,
@@ -21,39 +23,33 @@ from debubble.report.answers.ledger import (
     AccountPart,
     BottleneckPart,
     NamedCause,
-    RatesPart,
     ReplayPart,
     SavingPart,
-    Tariff,
     answer_account,
     answer_bottleneck,
     answer_causes,
     answer_replay,
     answer_savings,
-    rates_of,
-    worth_savings,
 )
 from debubble.report.answers.links import HopPart, hop_parts
 from debubble.report.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
-from debubble.report.answers.replicas import ReplicasPart, answer_replicas
+from debubble.report.answers.replicas import ReplicasPart, say_replicas
 from debubble.report.answers.serving import (
     HostPart,
-    PhasePart,
     ProfilerPart,
     SchedulerPart,
     answer_hosts,
-    answer_phases,
     answer_profiler,
     answer_scheduler,
-    answer_stream,
     answer_stream_causes,
-    answer_stream_replay,
-    answer_stream_savings,
 )
-from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.job import Basis, JobFacts
+from debubble.serving.phases import PhaseFigures
+from debubble.simulate.expected import Theory, theory_of_stream
+from debubble.timeline.figures import Deviation, PipelineFigures, RankShares
+from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
+from debubble.timeline.steps import SkippedStep
 from debubble.units import NS_PER_S, counted, show_members, show_percent
 
 
@@ -73,16 +69,6 @@ class FrameworkPart(Part, frozen=True, kw_only=True):
     recomputes: bool
 
 
-class DeviationPart(Part, frozen=True, kw_only=True):
-    """Where a run first differs from the schedule that was stated."""
-
-    rank: int
-    step: int
-    place: int
-    found: str | None
-    expected: str | None
-
-
 class StatedPart(Part, frozen=True, kw_only=True):
     """The schedule as the user states it, and whether the run has it."""
 
@@ -91,14 +77,7 @@ class StatedPart(Part, frozen=True, kw_only=True):
     schedule: str
     chunks: int | None
     agrees: bool | None
-    deviation: DeviationPart | None
-
-
-class LeftOutPart(Part, frozen=True, kw_only=True):
-    """A step that no figure is made of."""
-
-    step: int
-    why: str
+    deviation: Deviation | None
 
 
 class RunPart(Part, frozen=True, kw_only=True):
@@ -124,19 +103,7 @@ class RunPart(Part, frozen=True, kw_only=True):
     partial: bool
     one_run: bool
     steps_inferred: bool
-    steps_left_out: list[LeftOutPart]
-
-
-class NumbersPart(Part, frozen=True, kw_only=True):
-    """The three numbers, and throughput."""
-
-    bubble_fraction: float | None
-    batch_latency_s: float | None
-    step_time_s: float | None
-    peak_memory_bytes: list[int | None]
-    microbatches_per_s: float | None
-    tokens_per_s: float | None
-    unprofiled_batch_latency_s: float | None
+    steps_left_out: list[SkippedStep]
 
 
 class JobPart(Part, frozen=True, kw_only=True):
@@ -158,23 +125,6 @@ class JobPart(Part, frozen=True, kw_only=True):
     overhead_fraction: float | None
 
 
-class TheoryPart(Part, frozen=True, kw_only=True):
-    """What theory gives: the formula, and the schedule with equal stages and free transfers."""
-
-    bubble_fraction: float | None
-    schedule_bubble_fraction: float | None
-
-
-class SharesPart(Part, frozen=True, kw_only=True):
-    """How a rank's time looks to a dashboard, and what it is."""
-
-    rank: int
-    apparent_fraction: float | None
-    useful_fraction: float | None
-    bubble_fraction: float | None
-    busy_fraction: float | None
-
-
 class UtilisationPart(Part, frozen=True, kw_only=True):
     """The same of all ranks."""
 
@@ -182,7 +132,7 @@ class UtilisationPart(Part, frozen=True, kw_only=True):
 
     apparent_fraction: float | None
     useful_fraction: float | None
-    ranks: list[SharesPart]
+    ranks: list[RankShares]
 
 
 class StreamPart(Part, frozen=True, kw_only=True):
@@ -209,7 +159,7 @@ class StreamPart(Part, frozen=True, kw_only=True):
     bubble_fraction_of_equal_stages: float | None
     turn_s: float | None
     """What a batch takes in turn: from one that leaves the last stage to the next."""
-    phases: list[PhasePart]
+    phases: list[PhaseFigures]
     phases_labelled: bool | None
     """Names in the traces told them; else sizes and what was launched did."""
     profiler: ProfilerPart | None
@@ -284,9 +234,9 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     basis: str
     """Of all times but those that are called otherwise: profiled, or unprofiled."""
     run: RunPart
-    numbers: NumbersPart
+    numbers: Numbers
     job: JobPart | None
-    theory: TheoryPart
+    theory: Theory
     longest_stage_bubble: float | None
     bubble_over_ideal: float | None
     utilisation: UtilisationPart
@@ -298,7 +248,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     ledger: AccountPart | None
     savings: list[SavingPart] | None
     more_microbatches: MoreMicrobatchesPart | None
-    rates: RatesPart | None
+    rates: Rates | None
     """What the worth of savings is counted by; null where no GPU is known."""
     replay: ReplayPart | None
     named: list[NamedCause]
@@ -329,18 +279,17 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
 
 def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     """Say what the bubble is, why, and whose it is; and what is saved is worth, by a tariff."""
-    rates = rates_of(analysis, tariff or Tariff())
+    rates = analysis.rates(tariff)
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
     stream = analysis.stream
-    replicas = answer_replicas(analysis.replicas) if analysis.replicas else None
+    account, step_ns = ledger or stream, None if stream else pipeline.step_time_ns
+    replicas = analysis.replicas
     answer = FindAnswer(
         basis=analysis.basis.traced,
         run=_run_part(analysis),
-        numbers=_numbers_part(analysis),
+        numbers=analysis.numbers,
         job=_job_part(job),
-        theory=TheoryPart(
-            bubble_fraction=analysis.theory, schedule_bubble_fraction=analysis.theory_of_schedule
-        ),
+        theory=analysis.theory,
         longest_stage_bubble=pipeline.longest_stage_bubble,
         bubble_over_ideal=pipeline.bubble_over_ideal,
         utilisation=UtilisationPart.of(pipeline),
@@ -348,21 +297,13 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         side_work=pipeline.side_fractions,
         stream=_stream_part(analysis),
         shape=None if pipeline.shape is None else ShapePart.of(pipeline.shape),
-        ledger=answer_account(ledger) if ledger else answer_stream(stream) if stream else None,
-        savings=worth_savings(
-            answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None,
-            None if stream else pipeline.step_time_ns,
-            rates,
-        ),
+        ledger=answer_account(account) if account else None,
+        savings=answer_savings(account, step_ns, rates) if account else None,
         more_microbatches=answer_more_microbatches(analysis.doubled_microbatches)
         if ledger
         else None,
-        rates=rates.as_part(),
-        replay=answer_replay(ledger)
-        if ledger
-        else answer_stream_replay(stream)
-        if stream
-        else None,
+        rates=rates,
+        replay=answer_replay(account) if account else None,
         named=answer_stream_causes(analysis) if stream else answer_causes(analysis),
         bottleneck=answer_bottleneck(analysis.bottleneck),
         stages=_stage_parts(analysis),
@@ -370,7 +311,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         hops=hop_parts(analysis),
         pipelines=[_pipeline_part(figures) for figures in analysis.pipelines],
         shown_pipeline=pipeline.pipeline,
-        replicas=replicas,
+        replicas=ReplicasPart.of(replicas, sentence=say_replicas(replicas)) if replicas else None,
         verdict=say_bubble(analysis),
         warnings=list_warnings(analysis.warnings),
     )
@@ -398,25 +339,6 @@ def _run_part(analysis: Analysis) -> RunPart:
     )
 
 
-def _numbers_part(analysis: Analysis) -> NumbersPart:
-    pipeline, job, basis = analysis.pipeline, analysis.job, analysis.basis
-    step = pipeline.step_time_ns or pipeline.batch_latency_ns
-    rate = pipeline.microbatches * NS_PER_S / step if pipeline.microbatches and step else None
-    # Of steps without the profiler, where the job told how many tokens they have.
-    timed = None if pipeline.stream is not None else job.unprofiled_step_s
-    return NumbersPart(
-        bubble_fraction=pipeline.bubble_fraction,
-        batch_latency_s=seconds(pipeline.batch_latency_ns),
-        step_time_s=seconds(pipeline.step_time_ns),
-        peak_memory_bytes=[rank.peak_memory_bytes for rank in pipeline.ranks],
-        microbatches_per_s=pipeline.stream.batches_per_s if pipeline.stream else rate,
-        tokens_per_s=None if job.tokens is None or timed is None else job.tokens / timed,
-        unprofiled_batch_latency_s=seconds(basis.batch_latency_ns)
-        if basis.name is Basis.UNPROFILED
-        else None,
-    )
-
-
 def _job_part(job: JobFacts) -> JobPart | None:
     return None if job == JobFacts() else JobPart.of(job)
 
@@ -428,9 +350,9 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
     return StreamPart.of(
         stream,
         window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
-        bubble_fraction_of_equal_stages=analysis.theory_of_stream,
+        bubble_fraction_of_equal_stages=theory_of_stream(analysis.pipeline),
         turn_s=seconds(account.turn_ns) if account else None,
-        phases=answer_phases(account) if account else [],
+        phases=analysis.phases,
         phases_labelled=account.batches.labelled if account else None,
         profiler=answer_profiler(analysis),
         scheduler=answer_scheduler(analysis),
@@ -490,15 +412,16 @@ def say_bubble(analysis: Analysis) -> str:
     waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "
     if pipeline.kind == "stream":
         return _say_stream(f"{waits}time{_in_brackets(of)}", analysis)
-    if analysis.theory is not None:
+    theory = analysis.theory
+    if theory.bubble_fraction is not None:
         of.append(
             f"theory for {counted(len(pipeline.ranks) + len(pipeline.absent), 'rank')}, "
             f"{counted(pipeline.microbatches or 0, 'microbatch', 'microbatches')}: "
-            f"{show_percent(analysis.theory)}"
+            f"{show_percent(theory.bubble_fraction)}"
         )
-    elif analysis.theory_of_schedule is not None:
+    elif theory.schedule_bubble_fraction is not None:
         named = pipeline.stated.name if pipeline.stated else pipeline.schedule
-        alike = show_percent(analysis.theory_of_schedule)
+        alike = show_percent(theory.schedule_bubble_fraction)
         of.append(f"{named} with equal stages and free transfers: {alike}")
     sentence = f"{waits}batch{_in_brackets(of)}"
     if pipeline.apparent_fraction is not None and pipeline.useful_fraction is not None:
@@ -515,7 +438,7 @@ def _in_brackets(words: list[str]) -> str:
 
 def _say_stream(waits: str, analysis: Analysis) -> str:
     """Say how many batches were in flight, and what that alone would cost."""
-    stream, expected = analysis.pipeline.stream, analysis.theory_of_stream
+    stream, expected = analysis.pipeline.stream, theory_of_stream(analysis.pipeline)
     if analysis.pipeline.absent:  # what is in flight in stages without a trace does not show
         return f"{waits}."
     if stream is not None and stream.first_sets_pace:

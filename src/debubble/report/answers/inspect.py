@@ -10,9 +10,10 @@ import msgspec
 from debubble.errors import Code, as_gap
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.timeline.fleet.survey import NoPipelineIn
-from debubble.trace.optable import Op, OpTable
+from debubble.trace.columns import RankSummary
+from debubble.trace.optable.summary import OpTableSummary, summarise_table
 from debubble.trace.run import Run
-from debubble.units import NS_PER_S, counted, show_ranks, show_share
+from debubble.units import counted, show_ranks, show_share
 
 SCHEMA = "debubble.inspect/1"
 
@@ -24,50 +25,6 @@ class CapturePart(Part, frozen=True, kw_only=True):
 
     name: str
     files: list[str]
-
-
-class RankPart(Part, frozen=True, kw_only=True):
-    """What one rank's trace holds."""
-
-    rank: int
-    file: str
-    format: str
-    device: str
-    steps: list[int]
-    events: int
-    kernels: int
-    communication_kernels: int
-    unjoined_kernels: int
-    span_s: float | None
-    busy_fraction: float | None
-    sends: int
-    receives: int
-    collectives: int
-    sent_bytes: int | None
-    peers: list[int]
-    peak_memory_bytes: int | None
-
-
-class OperationPart(Part, frozen=True, kw_only=True):
-    """One name in an op table, and what it was taken for."""
-
-    op: str
-    name: str
-    rows: int
-    total_s: float
-
-
-class OpTablePart(Part, frozen=True, kw_only=True):
-    """What an op table holds."""
-
-    file: str
-    format: str
-    rows: int
-    steps: int
-    pipelines: int
-    stages: int
-    ops: dict[str, int]
-    names: list[OperationPart]
 
 
 class LackPart(Part, frozen=True, kw_only=True):
@@ -88,8 +45,8 @@ class InspectAnswer(Answer, frozen=True, kw_only=True):
     captures: list[CapturePart]
     world_size: int | None
     missing_ranks: list[int]
-    ranks: list[RankPart]
-    op_tables: list[OpTablePart]
+    ranks: tuple[RankSummary, ...]
+    op_tables: list[OpTableSummary]
     left_alone: list[str]
     lacks: list[LackPart]
     verdict: str
@@ -103,7 +60,7 @@ class InspectAnswer(Answer, frozen=True, kw_only=True):
 
 def answer_inspect(run: Run) -> InspectAnswer:
     """Say what a run holds."""
-    ranks = answer_ranks(run)
+    ranks = run.summarised()
     lacks = _lacks(run, ranks)
     return InspectAnswer(
         capture=run.found.capture.name,
@@ -111,7 +68,7 @@ def answer_inspect(run: Run) -> InspectAnswer:
         world_size=run.world_size,
         missing_ranks=list(run.missing_ranks),
         ranks=ranks,
-        op_tables=[_op_table(table) for table in run.tables],
+        op_tables=[summarise_table(table) for table in run.tables],
         left_alone=list(run.found.left_alone),
         lacks=lacks,
         verdict=_say_run(run, ranks, lacks),
@@ -123,7 +80,7 @@ _SHAPES = "record_shapes=True"
 _OF_PIPELINES = ("find", "links", "plan", "simulate", "compare")
 
 
-def _lacks(run: Run, ranks: list[RankPart]) -> list[LackPart]:
+def _lacks(run: Run, ranks: tuple[RankSummary, ...]) -> list[LackPart]:
     """Say what traces of ranks lack, verb by verb; op tables say it by their columns."""
     if not ranks or run.tables:
         return []
@@ -157,37 +114,7 @@ def _lacks(run: Run, ranks: list[RankPart]) -> list[LackPart]:
     return lacks
 
 
-def answer_ranks(run: Run) -> list[RankPart]:
-    """Return what each rank's trace holds."""
-    return [RankPart.of(rank) for rank in run.summarised()]
-
-
-def _op_table(table: OpTable) -> OpTablePart:
-    names = []
-    for number, name in enumerate(table.names):
-        rows = table.name == number
-        if rows.any():
-            names.append(
-                OperationPart(
-                    op=Op(int(table.op[rows][0])).name.lower(),
-                    name=name,
-                    rows=int(rows.sum()),
-                    total_s=float(table.duration_ns[rows].sum()) / NS_PER_S,
-                )
-            )
-    return OpTablePart(
-        file=table.file,
-        format=table.format,
-        rows=len(table),
-        steps=len(set(table.step.tolist())),
-        pipelines=len(set(table.pipeline.tolist())),
-        stages=len(set(table.stage.tolist())),
-        ops={op.name.lower(): int((table.op == op).sum()) for op in Op if (table.op == op).any()},
-        names=names,
-    )
-
-
-def _say_run(run: Run, ranks: list[RankPart], lacks: list[LackPart]) -> str:
+def _say_run(run: Run, ranks: tuple[RankSummary, ...], lacks: list[LackPart]) -> str:
     parts = []
     if ranks:
         world = f" of {run.world_size}" if run.world_size else ""

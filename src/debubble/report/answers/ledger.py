@@ -1,16 +1,9 @@
-"""A `Ledger` in → its part of an answer: shares, culprits, causes in sentences, and savings.
-
-A saving is also told as what it is worth a day: GPU-hours, money, energy. A job that runs all day
-does the work of a day in less time: what that frees is counted on all devices of the job. Ranks
-that share a device count once; ranks on a CPU count for nothing.
-"""
+"""A `Ledger` in → its part of an answer: shares, culprits, causes in sentences, and savings."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from statistics import fmean
 from typing import ClassVar
 
 import msgspec
@@ -21,10 +14,12 @@ from debubble.ledger.ledger import Ledger
 from debubble.ledger.model import find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE
 from debubble.ledger.verdict import LITTLE, MATTERS, Bottleneck, MainCause
+from debubble.measure.worth import Rates, Worth
 from debubble.report.answers.base import Part
 from debubble.report.answers.change import describe, say_gain
 from debubble.report.answers.microbatches import answer_more_microbatches, say_microbatches
-from debubble.timeline.model import RankTimeline, ranks_a_device
+from debubble.serving.account import StreamAccount, StreamSaving
+from debubble.timeline.model import RankTimeline
 from debubble.timeline.steps import numbered
 from debubble.units import (
     NS_PER_S,
@@ -36,97 +31,8 @@ from debubble.units import (
     show_times,
 )
 
-_HOURS_A_DAY = 24.0
-_W_PER_KW = 1000.0
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tariff:
-    """What a device costs; None where nobody said it."""
-
-    price: float | None = None
-    """Of a device for an hour."""
-    currency: str = ""
-    watts: float | None = None
-    """That a device draws while the job runs."""
-
-
-class WorthPart(Part, frozen=True, kw_only=True):
-    """What a saving is worth a day; less than nothing where a change loses."""
-
-    gpu_hours_per_day: float
-    money_per_day: float | None
-    kwh_per_day: float | None
-
-
-class RatesPart(Part, frozen=True, kw_only=True):
-    """What worth is counted by."""
-
-    gpus: int
-    price_per_gpu_hour: float | None
-    currency: str
-    watts_per_gpu: float | None
-    watts_measured: bool
-    """By the job itself, beside its traces; else as stated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """The devices of a job, and what an hour of one takes."""
-
-    gpus: int
-    tariff: Tariff = field(default_factory=Tariff)
-    measured_watts: float | None = None
-
-    @property
-    def watts(self) -> float | None:
-        """What a device draws: as stated, else as the job saw it."""
-        return self.measured_watts if self.tariff.watts is None else self.tariff.watts
-
-    def worth_of(self, share: float) -> WorthPart | None:
-        """Return what a share of all time is worth; None where no device is known."""
-        if not self.gpus:
-            return None
-        hours = _HOURS_A_DAY * self.gpus * share
-        price, watts = self.tariff.price, self.watts
-        return WorthPart(
-            gpu_hours_per_day=hours,
-            money_per_day=None if price is None else hours * price,
-            kwh_per_day=None if watts is None else hours * watts / _W_PER_KW,
-        )
-
-    def worth_of_gain(self, gain: float) -> WorthPart | None:
-        """Return what it is worth to do so much more a second."""
-        return self.worth_of(1 - 1 / (1 + gain)) if gain > -1 else None
-
-    def as_part(self) -> RatesPart | None:
-        """Return what is counted by, as data."""
-        if not self.gpus:
-            return None
-        return RatesPart(
-            gpus=self.gpus,
-            price_per_gpu_hour=self.tariff.price,
-            currency=self.tariff.currency,
-            watts_per_gpu=self.watts,
-            watts_measured=self.tariff.watts is None and self.watts is not None,
-        )
-
-
-def rates_of(analysis: Analysis, tariff: Tariff) -> Rates:
-    """Count the devices of all pipelines that were seen, and those of ranks without a trace."""
-    ranks = [rank for pipeline in analysis.pipelines for rank in pipeline.ranks]
-    # A table of timers names ranks, no devices: each is taken to have one.
-    on_gpu = [rank for rank in ranks if rank.device[1] >= 0 or rank.timers]
-    absent = sum(len(pipeline.absent) for pipeline in analysis.pipelines) if on_gpu else 0
-    drawn = [side.power_w for side in analysis.run.sidecars if side.power_w is not None]
-    return Rates(
-        gpus=-(-(len(on_gpu) + absent) // (ranks_a_device(on_gpu) if on_gpu else 1)),
-        tariff=tariff,
-        measured_watts=fmean(drawn) if drawn else None,
-    )
-
-
-def worth_columns(rates: RatesPart | None) -> tuple[str, ...]:
+def worth_columns(rates: Rates | None) -> tuple[str, ...]:
     """Name the columns of a table that has savings."""
     if rates is None:
         return ()
@@ -135,7 +41,7 @@ def worth_columns(rates: RatesPart | None) -> tuple[str, ...]:
     return ("GPU-h a day", *money, *energy)
 
 
-def worth_cells(rates: RatesPart | None, worth: WorthPart | None) -> tuple[str, ...]:
+def worth_cells(rates: Rates | None, worth: Worth | None) -> tuple[str, ...]:
     """Write what a saving is worth, a cell a column; empty where there is no saving."""
     columns = worth_columns(rates)
     if rates is None or worth is None:
@@ -148,7 +54,7 @@ def worth_cells(rates: RatesPart | None, worth: WorthPart | None) -> tuple[str, 
     return tuple(cells[: len(columns)])
 
 
-def say_rates(rates: RatesPart | None) -> Iterable[str]:
+def say_rates(rates: Rates | None) -> Iterable[str]:
     """Say what a day is counted by."""
     if rates is None:
         return
@@ -157,8 +63,7 @@ def say_rates(rates: RatesPart | None) -> Iterable[str]:
     if rates.price_per_gpu_hour is not None:
         said += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} a GPU-hour"
     if rates.watts_per_gpu is not None:
-        how = "as the job measured" if rates.watts_measured else "as stated"
-        said += f", {show_number(rates.watts_per_gpu)} W a GPU ({how})"
+        said += f", {show_number(rates.watts_per_gpu)} W a GPU (as the job measured)"
     yield said
 
 
@@ -248,7 +153,7 @@ class SavingPart(Part, frozen=True, kw_only=True):
     batch_latency_s: float
     saved_s: float
     saved_fraction: float
-    worth: WorthPart | None = None
+    worth: Worth | None = None
     """A day of it; null where no GPU is known."""
 
 
@@ -282,37 +187,41 @@ class BottleneckPart(Part, frozen=True, kw_only=True):
     sentence: str
 
 
-def answer_account(ledger: Ledger) -> AccountPart:
+def answer_account(account: Ledger | StreamAccount) -> AccountPart:
     """Return where the time went."""
-    middle = [ledger.steps[row].number for row in ledger.middle]
-    worst = {culprit.cause: culprit for culprit in reversed(ledger.culprits)}
+    worst = {culprit.cause: culprit for culprit in reversed(account.culprits)}
+    ledger = account if isinstance(account, Ledger) else None
+    if isinstance(account, Ledger):
+        ranks, total_ns = account.ranks, account.total_ns
+    else:
+        ranks = account.batches.ranks
+        total_ns = len(ranks) * account.length_ns
     return AccountPart(
-        total_s=ledger.total_ns / NS_PER_S,
-        steps=[step.number for step in ledger.steps],
-        middle_steps=middle,
-        causes=in_seconds(ledger.causes()),
-        shares={str(cause): share for cause, share in ledger.shares().items()},
+        total_s=total_ns / NS_PER_S,
+        steps=[step.number for step in ledger.steps] if ledger else [],
+        middle_steps=[ledger.steps[row].number for row in ledger.middle] if ledger else [],
+        causes=_in_seconds(account.causes()),
+        shares={str(cause): share for cause, share in account.shares().items()},
         culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
         ranks=[
             RankAccount.of(
                 rank,
-                causes=in_seconds(ledger.causes(place)),
-                shares={str(cause): share for cause, share in ledger.shares(place).items()},
-                culprits=[
-                    WaitedFor.of(culprit)
-                    for culprit in find_culprits(
-                        ledger.steps,
-                        ledger.accounts,
-                        ledger.ranks,
-                        waiter=place,
-                        most=_CULPRITS_A_RANK,
-                    )
-                ],
+                causes=_in_seconds(account.causes(place)),
+                shares={str(cause): share for cause, share in account.shares(place).items()},
+                culprits=_culprits_of(ledger, place) if ledger else [],
             )
-            for place, rank in enumerate(ledger.ranks)
+            for place, rank in enumerate(ranks)
         ],
-        late_in_collectives=[late for rank in ledger.ranks if (late := _late_for(rank))],
+        late_in_collectives=[late for rank in ranks if ledger and (late := _late_for(rank))],
     )
+
+
+def _culprits_of(ledger: Ledger, place: int) -> list[WaitedFor]:
+    """Return whom a rank waited for most."""
+    found = find_culprits(
+        ledger.steps, ledger.accounts, ledger.ranks, waiter=place, most=_CULPRITS_A_RANK
+    )
+    return [WaitedFor.of(culprit) for culprit in found]
 
 
 def _late_for(rank: RankTimeline) -> LatePart | None:
@@ -329,39 +238,44 @@ def _late_for(rank: RankTimeline) -> LatePart | None:
     return LatePart(rank=rank.rank, late_rank=late, wait_s=waited / NS_PER_S)
 
 
-def in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
     """Return what causes take, by their names."""
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def answer_savings(ledger: Ledger) -> list[SavingPart]:
-    """Return what removing each cause would buy, in the order of what it buys."""
-    return [SavingPart.of(saving) for saving in ledger.savings]
+def answer_savings(
+    account: Ledger | StreamAccount, step_ns: int | None, rates: Rates | None
+) -> list[SavingPart]:
+    """Return what removing each cause would buy, in the order of what it buys, and its worth.
+
+    That is of whole steps where these are known, else of batches.
+    """
+    parts = []
+    for saving in account.savings:
+        share = saving.saved_ns / step_ns if step_ns else saving.saved_fraction
+        worth = rates.worth_of(share) if rates else None
+        if isinstance(saving, StreamSaving):
+            latency_s = saving.turn_ns / NS_PER_S
+            causes = [str(saving.cause)]
+            part = SavingPart.of(saving, causes=causes, batch_latency_s=latency_s, worth=worth)
+        else:
+            part = SavingPart.of(saving, worth=worth)
+        parts.append(part)
+    return parts
 
 
-def worth_savings(
-    savings: list[SavingPart] | None, step_ns: int | None, rates: Rates
-) -> list[SavingPart] | None:
-    """Say what savings are worth: of whole steps where these are known, else of batches."""
-    return savings and [
-        msgspec.structs.replace(
-            saving,
-            worth=rates.worth_of(
-                saving.saved_s * NS_PER_S / step_ns if step_ns else saving.saved_fraction
-            ),
-        )
-        for saving in savings
-    ]
-
-
-def answer_replay(ledger: Ledger) -> ReplayPart | None:
-    """Return how the replay fits; None where the order of passes contradicts itself."""
-    if not ledger.replays:
+def answer_replay(account: Ledger | StreamAccount) -> ReplayPart | None:
+    """Return how the replay fits; None where there is none to hold against what was measured."""
+    if isinstance(account, StreamAccount):
+        if account.queue is None:
+            return None
+        latency_ns = account.queue.turn_ns()
+    elif account.replays:
+        windows = sorted(replay.unchanged_ns for replay in account.replays)
+        latency_ns = windows[len(windows) // 2]
+    else:
         return None
-    windows = sorted(replay.unchanged_ns for replay in ledger.replays)
-    return ReplayPart(
-        batch_latency_s=windows[len(windows) // 2] / NS_PER_S, error_fraction=ledger.replay_error
-    )
+    return ReplayPart(batch_latency_s=latency_ns / NS_PER_S, error_fraction=account.replay_error)
 
 
 def answer_causes(analysis: Analysis) -> list[NamedCause]:

@@ -14,9 +14,12 @@ from debubble.links.logs.model import (
     CopyLog,
     CounterLog,
     Log,
+    Matrix,
     MatrixLog,
     MessageLog,
+    MessagesOfHop,
     NcclLog,
+    NcclRow,
     NvlinkErrors,
     NvlinkStatus,
     Topology,
@@ -26,74 +29,22 @@ from debubble.links.wiring import SCHEMA
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.units import counted, show_rate
 
-GB = 1e9
-
-
-class HalfPart(Part, frozen=True, kw_only=True):
-    """One measurement of nccl-tests: out of place, or in place."""
-
-    paths: ClassVar = {
-        "time_s": "time_us",
-        "algbw_bytes_per_s": "algbw_gb_s",
-        "busbw_bytes_per_s": "busbw_gb_s",
-    }
-
-    time_s: float
-    algbw_bytes_per_s: float
-    busbw_bytes_per_s: float
-    wrong: float | None
-    host_time: bool
-    iterations: dict[str, float]
-
-
-class SizePart(Part, frozen=True, kw_only=True):
-    """One size of messages of nccl-tests."""
-
-    paths: ClassVar = {"bytes": "size_bytes"}
-
-    bytes: int
-    out_of_place: HalfPart | None
-    in_place: HalfPart | None
-
 
 class NcclPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nccl-tests"):
     """A log of nccl-tests."""
-
-    paths: ClassVar = {"average_bytes_per_s": "average_gb_s"}
 
     file: str
     test: str | None
     ranks: int
     average_bytes_per_s: float
-    rows: list[SizePart]
-
-
-class MatrixPart(Part, frozen=True, kw_only=True):
-    """One test of nvbandwidth."""
-
-    paths: ClassVar = {"sum": "total"}
-
-    name: str
-    status: str
-    unit: str
-    rows: list[int]
-    columns: list[int]
-    cells: list[list[float | None]]
-    sum: float | None
+    rows: tuple[NcclRow, ...]
 
 
 class NvbandwidthPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nvbandwidth"):
     """A log of nvbandwidth."""
 
     file: str
-    tests: list[MatrixPart]
-
-
-class CopyPart(Part, frozen=True, kw_only=True, tag_field="program", tag="gpu_copy"):
-    """A log of SuperBench's gpu_copy."""
-
-    file: str
-    bytes_per_s: dict[str, float]
+    tests: tuple[Matrix, ...]
 
 
 class JoinPart(Part, frozen=True, kw_only=True):
@@ -110,76 +61,6 @@ class TopologyPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nv
     joins: list[JoinPart]
 
 
-class DevicePart(Part, frozen=True, kw_only=True):
-    """The links of a device; null where one is inactive."""
-
-    device: int
-    name: str
-    links_bytes_per_s: list[float | None]
-
-
-class NvlinkPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nvidia-smi nvlink"):
-    """What `nvidia-smi nvlink -s` printed."""
-
-    file: str
-    devices: list[DevicePart]
-
-
-class LinkErrorsPart(Part, frozen=True, kw_only=True):
-    """One counter of one link of a device."""
-
-    device: int
-    name: str
-    link: int
-    kind: str
-    errors: int
-
-
-class NvlinkErrorsPart(
-    Part, frozen=True, kw_only=True, tag_field="program", tag="nvidia-smi nvlink -e"
-):
-    """What `nvidia-smi nvlink -e` printed."""
-
-    file: str
-    counters: list[LinkErrorsPart]
-
-
-class CounterPart(Part, frozen=True, kw_only=True):
-    """One counter of a link's errors over some time."""
-
-    paths: ClassVar = {"risen_intervals": "risen"}
-
-    name: str
-    host: str | None
-    device: str | None
-    increase: int
-    intervals: int
-    risen_intervals: int
-
-
-class PrometheusPart(Part, frozen=True, kw_only=True, tag_field="program", tag="prometheus"):
-    """What Prometheus answered to a range query."""
-
-    file: str
-    counters: list[CounterPart]
-
-
-class MessageHopPart(Part, frozen=True, kw_only=True):
-    """The messages of one hop in a log, as one side saw them."""
-
-    paths: ClassVar = {"bytes": "size_bytes", "median_s": "time_ns"}
-
-    from_rank: int
-    to_rank: int
-    seen_by: str
-    """`sender` or `receiver`."""
-    messages: int
-    bytes: int
-    """The largest."""
-    median_s: float
-    """Of the largest, with what their kernels waited for the other side."""
-
-
 class MessagesPart(Part, frozen=True, kw_only=True, tag_field="program", tag="messages"):
     """What torch's flight recorder or NCCL Inspector wrote."""
 
@@ -187,17 +68,17 @@ class MessagesPart(Part, frozen=True, kw_only=True, tag_field="program", tag="me
 
     file: str
     recorder: str
-    hops: list[MessageHopPart]
+    hops: list[MessagesOfHop]
 
 
 LogPart = (
     NcclPart
     | NvbandwidthPart
-    | CopyPart
+    | CopyLog
     | TopologyPart
-    | NvlinkPart
-    | NvlinkErrorsPart
-    | PrometheusPart
+    | NvlinkStatus
+    | NvlinkErrors
+    | CounterLog
     | MessagesPart
 )
 
@@ -382,45 +263,17 @@ def _measured_hop(hop: LiveHop, job_bytes: int | None) -> MeasuredHop:
     )
 
 
-def _log_part(log: Log) -> LogPart:  # noqa: PLR0911 (one a program)
+def _log_part(log: Log) -> LogPart:
     match log:
         case NcclLog():
             return NcclPart.of(log, ranks=len(log.ranks))
         case MatrixLog():
             return NvbandwidthPart.of(log)
-        case CopyLog():
-            return CopyPart.of(log, bytes_per_s={name: rate * GB for name, rate in log.rates_gb_s})
         case Topology():
             return TopologyPart.of(
                 log, joins=[JoinPart(devices=[*pair], join=how) for pair, how in log.joins.items()]
             )
         case MessageLog():
-            hops = [
-                MessageHopPart.of(
-                    row,
-                    from_rank=row.hop[0],
-                    to_rank=row.hop[1],
-                    seen_by="sender" if row.sent else "receiver",
-                )
-                for row in log.hops
-            ]
-            return MessagesPart.of(log, hops=hops)
-        case CounterLog():
-            return PrometheusPart.of(log)
-        case NvlinkErrors():
-            counters = [
-                LinkErrorsPart(device=index, name=name, link=link, kind=kind, errors=errors)
-                for index, name, every in log.devices
-                for link, kind, errors in every
-            ]
-            return NvlinkErrorsPart.of(log, counters=counters)
-        case NvlinkStatus():
-            rates = [
-                DevicePart(
-                    device=index,
-                    name=name,
-                    links_bytes_per_s=[None if rate is None else rate * GB for rate in links],
-                )
-                for index, name, links in log.devices
-            ]
-            return NvlinkPart.of(log, devices=rates)
+            return MessagesPart.of(log)
+        case _:
+            return log

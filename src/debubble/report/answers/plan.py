@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
+import msgspec
+
 from debubble.analysis import Analysis
-from debubble.errors import Gap, UsageError
+from debubble.errors import UsageError
 from debubble.ledger.causes import Cause
 from debubble.measure.prediction import Prediction
-from debubble.plan.change import SEARCHED, Change, Hold
-from debubble.plan.context_length import OtherLength, at_length
+from debubble.measure.worth import Rates, Tariff, Worth
+from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import EMITTERS, emit, refusal_of
 from debubble.plan.emit.order_file import order_beside
-from debubble.plan.kv_cache import Cache
-from debubble.plan.lever import OrderSearch, Permissions, Refusal
+from debubble.plan.lever import Refusal
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
-from debubble.plan.plan import Plan, make_plan
+from debubble.plan.plan import Plan
+from debubble.plan.request import Planned
 from debubble.plan.split import ends_in_layers
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.report.answers.change import (
@@ -27,7 +29,6 @@ from debubble.report.answers.change import (
     IntervalPart,
     OrderPart,
     ProfilerPart,
-    Tokens,
     answer_order,
     answer_profiler,
     describe,
@@ -36,8 +37,6 @@ from debubble.report.answers.change import (
     peak_bytes,
     say_gain,
     say_order,
-    start_from,
-    warnings_of,
 )
 from debubble.report.answers.context_length import (
     CachePart,
@@ -48,15 +47,7 @@ from debubble.report.answers.context_length import (
     say_cache,
     say_length,
 )
-from debubble.report.answers.ledger import (
-    Rates,
-    RatesPart,
-    Tariff,
-    WorthPart,
-    answer_bottleneck,
-    rates_of,
-    say_cause,
-)
+from debubble.report.answers.ledger import answer_bottleneck, say_cause
 from debubble.report.answers.links import HopPart, hop_parts
 from debubble.timeline.job import Basis
 from debubble.units import (
@@ -71,8 +62,6 @@ from debubble.units import (
 SCHEMA = "debubble.plan/1"
 # Of what the simulation misses, a part worth naming.
 _PART = 0.2
-ANY = "any"
-"""Whom to plan for where no framework is to set limits."""
 
 
 class BaselinePart(Part, frozen=True, kw_only=True):
@@ -134,7 +123,7 @@ class OptionPart(Part, frozen=True, kw_only=True):
     """What was measured is replayed with something put right; else the change is simulated."""
     latency_gain_fraction: float
     throughput_gain_fraction: float
-    worth: WorthPart | None
+    worth: Worth | None
     """A day of it, for the same work; null where no GPU is known."""
     changes_training: bool
     """It trains with a larger global batch, and nobody asked for that."""
@@ -181,12 +170,12 @@ class EmitPart(Part, frozen=True, kw_only=True):
     """The best option that a framework can be told, ready to paste."""
 
     framework: str
-    option: int | None
+    option: int | None = None
     """Its place among all options; null where none can be written."""
-    text: str
-    order: str | None
+    text: str = ""
+    order: str | None = None
     """The order of passes as CSV, where the text names a file of it."""
-    order_file: str | None
+    order_file: str | None = None
     reason: str
     """Why better ones cannot be written, or why none can; empty where the best is written."""
 
@@ -198,7 +187,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     basis: str
     """Of all times: profiled or unprofiled."""
     baseline: BaselinePart
-    rates: RatesPart | None
+    rates: Rates | None
     """What the worth of options is counted by; null where no GPU is known."""
     hops: list[HopPart]
     options: list[OptionPart]
@@ -229,80 +218,38 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
         ]
 
 
-def answer_plan(  # noqa: PLR0913 (what the traces may not tell and what is wanted, one each)
+def answer_plan(  # noqa: PLR0913 (two runs, a plan, and what to write of it)
     analysis: Analysis,
-    *,
+    planned: Planned,
     also: Analysis | None = None,
-    tokens: Tokens | None = None,
-    layers: tuple[int, ...] | None = None,
-    memory_limit_bytes: float | None = None,
-    schedule: str | None = None,
-    communication: str | None = None,
-    latency_ns: float | None = None,
-    most_microbatches: int | None = None,
-    hold: Hold | None = None,
-    cache: Cache | None = None,
+    *,
     frameworks: Sequence[str] = tuple(EMITTERS),
-    planned_for: str | None = None,
     emit_for: str | None = None,
     order_file: str | None = None,
     tariff: Tariff | None = None,
-    search: OrderSearch | None = None,
-    on_plan: Callable[[Plan], None] | None = None,
 ) -> PlanAnswer:
-    """Fit the run, account for it, and rank what could be changed.
+    """Put the plan of a run into words and data.
 
-    Every option is written for each of `frameworks`, the best one alone for `emit_for`. `hold` is
-    what stays where the number of microbatches changes: else the batch of a run that trains,
-    with larger ones apart, and either where nothing is trained. Only what `planned_for` can be
-    told is weighed: else `emit_for`, else the framework that ran it; `ANY` lifts that. Where what
-    is written needs an order of passes as CSV, it calls it `order_file`. With `search`, an order
-    that has no name is looked for, too. `on_plan` is handed the plan itself, to draw from.
+    Every option is written for each of `frameworks`, the best one alone for `emit_for`. Where what
+    is written needs an order of passes as CSV, it calls it `order_file`.
     """
-    named = (*frameworks, planned_for, emit_for)
-    refuse_unknown_frameworks([name for name in named if name not in (None, ANY)])
-    tokens = (tokens or Tokens()).told_by(analysis, also)
-    baseline = start_from(
-        analysis,
-        also,
-        tokens=tokens,
-        layers=layers,
-        limit_bytes=memory_limit_bytes,
-        schedule=schedule,
-        communication=communication,
-        latency_ns=latency_ns,
-    )
-    basis = analysis.basis.stated(latency_ns)
-    whose = planned_for or emit_for or baseline.framework
-    plan = make_plan(
-        baseline,
-        analysis.timeline,
-        most_microbatches=most_microbatches,
-        links=analysis.links if analysis.ledger else None,
-        ledger=analysis.ledger,
-        cache=cache,
-        allowed=Permissions(framework=None if whose == ANY else whose, hold=hold, empty_ends=True),
-        search=search,
-    )
-    if on_plan is not None:
-        on_plan(plan)
-    scale, bottleneck = tokens.scale(baseline), answer_bottleneck(analysis.bottleneck)
+    baseline, bottleneck = planned.plan.baseline, answer_bottleneck(analysis.bottleneck)
     # What no setting cures comes before all that one could set.
     ill = [named for named in analysis.causes[:1] if named.cause in {Cause.WORKER, Cause.DATA}]
     uncured = say_cause(analysis.ledger, ill[0]) if analysis.ledger and ill else None
-    return answer_of_plan(
-        plan,
-        hops=hop_parts(analysis),
+    answer = answer_of_plan(
+        planned,
         bottleneck=bottleneck.sentence if bottleneck else uncured,
-        length=None if scale is None or baseline.no_fit else at_length(plan, scale),
-        tokens=tokens.of_run(baseline),
-        basis=basis.name,
-        without_profiler=answer_profiler(analysis, basis),
-        gaps=warnings_of(analysis, also, baseline),
+        without_profiler=answer_profiler(analysis) if planned.stated.latency_ns is None else None,
         frameworks=frameworks,
         emit_for=emit_for,
         order_file=order_file,
-        rates=rates_of(analysis, tariff or Tariff()),
+        rates=analysis.rates(tariff),
+    )
+    return msgspec.structs.replace(
+        answer,
+        hops=hop_parts(analysis),
+        warnings=list_warnings(analysis.warnings_with(also, baseline)),
     )
 
 
@@ -323,54 +270,36 @@ def predictions_of(plan: PlanAnswer) -> tuple[Prediction, ...]:
     )
 
 
-def refuse_unknown_frameworks(frameworks: Sequence[str]) -> None:
-    """Refuse the name of a framework that nothing can be written for."""
-    for framework in frameworks:
-        if framework not in EMITTERS:
-            raise UsageError(
-                f"no framework is called {framework!r}", hint=f"one of {', '.join(EMITTERS)}"
-            )
-
-
 def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
-    plan: Plan,
+    planned: Planned,
     *,
-    hops: Sequence[HopPart] = (),
     bottleneck: str | None = None,
-    length: OtherLength | None = None,
-    tokens: float | None = None,
-    basis: str = Basis.PROFILED,
     without_profiler: ProfilerPart | None = None,
-    gaps: Sequence[Gap] = (),
     frameworks: Sequence[str] = tuple(EMITTERS),
     emit_for: str | None = None,
     order_file: str | None = None,
     rates: Rates | None = None,
 ) -> PlanAnswer:
-    """Put a plan into words and data; `tokens` are those of a measured microbatch."""
+    """Put a plan into words and data, without what its run tells besides."""
+    plan, tokens, length = planned.plan, planned.tokens, planned.length
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
     now = headroom_after(base, Change())
     ends = ends_in_layers(base) if base.source.split else (None, None)
-    rates = rates or Rates(gpus=0)
     findings = _findings(plan, first=None if bottleneck else plan.first, uncured=bool(bottleneck))
     if length is not None:
         findings += say_length(plan, length, tokens)
     if plan.cache is not None:
         findings.append(say_cache(plan, plan.cache))
-    verdict = _verdict(plan)
-    if bottleneck:
-        verdict = f"{_begin(bottleneck)}."
+    rate = base.source.microbatches * NS_PER_S / (base.window_ns + base.outside_ns)
     return PlanAnswer(
-        basis=basis,
+        basis=base.basis,
         baseline=BaselinePart.of(
             base,
             numbers=PlanNumbers(
                 bubble_fraction=base.source.bubble_fraction,
                 batch_latency_s=base.window_ns / NS_PER_S,
                 peak_memory_bytes=[rank.peak_memory_bytes for rank in base.ranks],
-                microbatches_per_s=base.source.microbatches
-                * NS_PER_S
-                / (base.window_ns + base.outside_ns),
+                microbatches_per_s=rate,
             ),
             predicted_peak_bytes=peak_bytes(now),
             headroom_bytes=headroom_bytes(now),
@@ -378,8 +307,8 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
             head_layers=ends[1],
             without_profiler=without_profiler,
         ),
-        rates=rates.as_part(),
-        hops=list(hops),
+        rates=rates,
+        hops=[],
         options=[_option_part(plan, option, frameworks, rates) for option in plan.options],
         refused=[_refused_part(refused) for refused in plan.refused],
         planned_for=plan.framework,
@@ -394,12 +323,14 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         tellable_framework=_tellable(plan),
         bottleneck=bottleneck,
         findings=findings,
-        verdict=verdict,
-        warnings=list_warnings(gaps),
+        verdict=f"{_begin(bottleneck)}." if bottleneck else _verdict(plan),
+        warnings=[],
     )
 
 
-def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: Rates) -> OptionPart:
+def _option_part(
+    plan: Plan, option: Option, frameworks: Sequence[str], rates: Rates | None
+) -> OptionPart:
     repair = next((repair for repair in plan.repairs if repair.option is option), None)
     apply = {}
     for framework in () if option.by_replay else frameworks:
@@ -410,7 +341,7 @@ def _option_part(plan: Plan, option: Option, frameworks: Sequence[str], rates: R
     return OptionPart.of(
         option,
         words=describe(option.change),
-        worth=rates.worth_of_gain(option.throughput_gain),
+        worth=rates.worth_of_gain(option.throughput_gain) if rates else None,
         changes_training=plan.changes_training(option),
         recommended=option in plan.recommended,
         advice=plan.advice(option),
@@ -473,9 +404,7 @@ def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
             reason = "what a replay prices is no setting of a framework"
         elif options:
             reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
-    return EmitPart(
-        framework=framework, option=None, text="", order=None, order_file=None, reason=reason
-    )
+    return EmitPart(framework=framework, reason=reason)
 
 
 def _tellable(plan: Plan) -> str | None:

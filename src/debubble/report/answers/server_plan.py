@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from debubble.analysis import Analysis
 from debubble.errors import UsageError
+from debubble.measure.worth import Rates, Tariff, Worth
 from debubble.plan.emit import emit_serving
 from debubble.plan.plan import WORTH_A_TRY
 from debubble.plan.serving import ServingSetting
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
-from debubble.report.answers.ledger import RatesPart, Tariff, WorthPart, rates_of
 from debubble.report.answers.plan import EmitPart
 from debubble.report.answers.serving import answer_scheduler
-from debubble.serving.plan import (
-    WITHOUT_PROFILER,
-    ServerModel,
-    ServerOption,
-    plan_server,
-    predict,
-)
+from debubble.serving.plan import WITHOUT_PROFILER, ServerModel, ServerOption, plan_server
+from debubble.serving.question import ServerQuestion
 from debubble.serving.traffic import ServerRates, Setting, Traffic
 from debubble.units import (
     counted,
-    parse_lengths,
     show_gain,
     show_gains,
     show_number,
@@ -85,7 +78,7 @@ class ServerOptionPart(Part, frozen=True, kw_only=True):
     tpot_low_s: float
     """So does this pair, of the time a token takes."""
     tpot_high_s: float
-    worth: WorthPart | None
+    worth: Worth | None
     """A day of it, for the same tokens; null where no GPU is known."""
     verdict: str
     refused: str
@@ -98,7 +91,7 @@ class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
     setting: SettingPart
     traffic: TrafficPart
     as_is: ServedPart
-    rates: RatesPart | None
+    rates: Rates | None
     """What the worth of options is counted by; null where no GPU is known."""
     misfit_fraction: float
     """How far the model is from what was measured."""
@@ -118,60 +111,14 @@ class ServerSimulateAnswer(ServerPlanAnswer, frozen=True, kw_only=True):
     schema: str = SIMULATE_SCHEMA
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedLoad:
-    """What a server was put under, as it was typed."""
-
-    clients: int | None = None
-    """None: as many as its metrics say were running."""
-    prompt: str = "512"
-    output: str = "48"
-
-
-def read_stated_load(text: str) -> StatedLoad:
-    """Read `clients=32 prompt=512:0.8,2048:0.2 output=48`."""
-    values = dict(word.partition("=")[::2] for word in text.split())
-    wrong = sorted(set(values) - {"clients", "prompt", "output"})
-    clients = values.get("clients", "1")
-    if wrong or not clients.isdigit() or not int(clients):
-        raise UsageError(
-            f"{wrong[0] if wrong else clients!r} says nothing of a load",
-            hint="write 'clients=32 prompt=512:0.8,2048:0.2 output=48'",
-        )
-    for lengths in (values.get("prompt"), values.get("output")):
-        parse_lengths(lengths or "1")
-    return StatedLoad(**values | ({"clients": int(clients)} if "clients" in values else {}))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerQuestion:
-    """What is said of a server and of its change; None is what is not said."""
-
-    load: StatedLoad | None = None
-    """What it was put under, where its metrics do not tell."""
-    kv_tokens: int | None = None
-    """That its cache holds, on each stage."""
-    layers: tuple[int, ...] | None = None
-    split: tuple[int, ...] | None = None
-    in_flight: int | None = None
-    chunk: int | None = None
-    requests: int | None = None
-    prompts: str | None = None
-    """Of other traffic: a length, or a mix."""
-    tariff: Tariff = field(default_factory=Tariff)
-
-    @property
-    def changes(self) -> bool:
-        """Whether any change is asked for."""
-        asked = (self.split, self.in_flight, self.chunk, self.requests, self.prompts)
-        return any(value is not None for value in asked)
-
-
 def answer_server_plan(
-    analysis: Analysis, question: ServerQuestion, emit_for: str | None = None
+    analysis: Analysis,
+    question: ServerQuestion,
+    emit_for: str | None = None,
+    tariff: Tariff | None = None,
 ) -> ServerPlanAnswer:
     """Rank what could be changed in a server."""
-    model = _model(analysis, question)
+    model = analysis.ask_server(question)
     options = plan_server(model, limit=question.kv_tokens)
     best = next((row for row, option in enumerate(options) if option.verdict == "yes"), None)
     if best is None:
@@ -193,79 +140,36 @@ def answer_server_plan(
             )
     else:
         verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."
-    emitted = None
-    if emit_for is not None:
-        emitted = _emit(model, options, emit_for)
     return ServerPlanAnswer(
-        **_common(analysis, model, options, question.tariff),
+        **_common(analysis, model, options, tariff),
         recommended=best,
-        emitted=emitted,
+        emitted=None if emit_for is None else _emit(model, options, emit_for),
         verdict=verdict,
     )
 
 
 def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> ServerSimulateAnswer:
     """Say what one change, or several at once, would do."""
-    model = _model(analysis, question)
-    now = model.setting
-    if question.split is not None:
-        known = model.costs.layers
-        if known is None or sum(known) != sum(question.split) or len(known) != len(question.split):
-            has = "not known" if known is None else ",".join(map(str, known))
-            raise UsageError(
-                f"{','.join(map(str, question.split))} is no split of this server's layers",
-                hint=f"its stages have {has}; state them with --layers",
-            )
-    if (question.in_flight or 0) > model.traffic.clients:
-        asked = counted(question.in_flight or 0, "batch", "batches")
-        raise UsageError(
-            f"{counted(model.traffic.clients, 'request')} at once do not fill {asked} in flight",
-            hint="a batch has one request or more; other traffic is stated with --load",
-        )
-    setting = replace(
-        now,
-        in_flight=question.in_flight or now.in_flight,
-        chunk=question.chunk or now.chunk,
-        layers=question.split,
-        requests_a_batch=question.requests or now.requests_a_batch,
-    )
-    traffic = None
-    if question.prompts is not None:
-        traffic = replace(model.traffic, prompts=parse_lengths(question.prompts))
-    option = predict(model, setting, traffic, limit=question.kv_tokens)
-    verdict = f"{_as_it_is(model)}."
-    if question.changes:
-        verdict = f"{_as_it_is(model)}; {_say(model, option)}."
+    model = analysis.ask_server(question)
+    option = question.ask(model)
+    more = "" if option is None else f"; {_say(model, option)}"
     return ServerSimulateAnswer(
-        **_common(analysis, model, (option,) if question.changes else (), question.tariff),
+        **_common(analysis, model, () if option is None else (option,)),
         recommended=None,
         emitted=None,
-        verdict=verdict,
+        verdict=f"{_as_it_is(model)}{more}.",
     )
-
-
-def _model(analysis: Analysis, question: ServerQuestion) -> ServerModel:
-    traffic = None
-    if question.load is not None:
-        output = sum(length * share for length, share in parse_lengths(question.load.output))
-        notes = analysis.server_notes
-        running = notes.around.requests_running if notes and notes.around else None
-        clients = question.load.clients or round(running or 1)
-        traffic = read_traffic(clients, question.load.prompt, max(1, round(output)))
-    return analysis.server_model(layers=question.layers, traffic=traffic)
-
-
-def read_traffic(clients: int, prompts: str, output: int) -> Traffic:
-    """Return traffic as it is written: lengths of prompts as one, or as a mix."""
-    return Traffic(clients=clients, prompts=parse_lengths(prompts), output=output)
 
 
 def _common(
-    analysis: Analysis, model: ServerModel, options: tuple[ServerOption, ...], tariff: Tariff
+    analysis: Analysis,
+    model: ServerModel,
+    options: tuple[ServerOption, ...],
+    tariff: Tariff | None = None,
 ) -> dict[str, Any]:
-    rates = rates_of(analysis, tariff)
+    rates = analysis.rates(tariff)
     return {
-        "rates": rates.as_part(),
+        "rates": rates,
         "setting": _setting_part(model.setting, model),
         "traffic": _traffic_part(model.traffic),
         "as_is": _served_part(model.as_is, model.traffic),
@@ -282,7 +186,7 @@ def _common(
                 high_fraction=option.high - 1,
                 tpot_low_s=option.tpot_s[0],
                 tpot_high_s=option.tpot_s[1],
-                worth=rates.worth_of_gain(option.gain),
+                worth=rates.worth_of_gain(option.gain) if rates else None,
             )
             for option in options
         ],
@@ -415,15 +319,6 @@ def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) ->
             framework=engine,
             option=options.index(option),
             text=text,
-            order=None,
-            order_file=None,
             reason=reason,
         )
-    return EmitPart(
-        framework=engine,
-        option=None,
-        text="",
-        order=None,
-        order_file=None,
-        reason=reason or "no option gains",
-    )
+    return EmitPart(framework=engine, reason=reason or "no option gains")

@@ -40,7 +40,6 @@ from debubble.timeline.model import (
     Timeline,
     Transfers,
     may_share,
-    no_intervals,
     surely_share,
     without,
 )
@@ -298,7 +297,7 @@ def collectives_of(rank: RankTimeline) -> Intervals:
     if np.array_equal(occupied.start_ns, busy.start_ns) and np.array_equal(
         occupied.end_ns, busy.end_ns
     ):
-        return no_intervals()
+        return Intervals.no_rows()
     return without(without(occupied, busy), rank.data_parallel)
 
 

@@ -40,7 +40,7 @@ from debubble.timeline.infer import NoPipelineHere
 from debubble.timeline.inside import measure_inside, put_inside
 from debubble.timeline.job import ask_job
 from debubble.timeline.meetings import meet_in_stages
-from debubble.timeline.model import RankTimeline, Role, Timeline, no_intervals, role_of
+from debubble.timeline.model import Intervals, RankTimeline, Role, Timeline, role_of
 from debubble.timeline.replicas import (
     ReplicaFigures,
     Workers,
@@ -365,7 +365,7 @@ def measure_part(part: Part, limits: Limits, *, question: Question, keeps: bool)
 
 
 def _without_intervals(ranks: Sequence[RankTimeline]) -> tuple[RankTimeline, ...]:
-    nothing = no_intervals()
+    nothing = Intervals.no_rows()
     return tuple(
         replace(
             rank,

@@ -28,11 +28,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.model import F64, I64, Flags, RankCollectives, Role, role_of
+from debubble.timeline.model import AT_ONCE_NS, F64, I64, Flags, RankCollectives, Role, role_of
 from debubble.trace.columns import Group
 
-# A collective that begins so soon after the one before it was queued behind it.
-_QUEUED_NS = 50_000
 _COLUMNS = ("ready_ns", "start_ns", "end_ns", "exposed_ns", "blocks", "kind", "message_bytes")
 
 Key = tuple[int, ...] | str
@@ -376,7 +374,7 @@ def _ready(cells: Cells, which: I64) -> I64:
     """Return when each rank was ready: when it began, where it did not queue."""
     start, end, ready = cells.start_ns[which], cells.end_ns[which], cells.ready_ns[which]
     queued = np.zeros(start.shape, dtype=bool)
-    queued[..., 1:] = start[..., 1:] - end[..., :-1] < _QUEUED_NS
+    queued[..., 1:] = start[..., 1:] - end[..., :-1] < AT_ONCE_NS
     return np.where(queued, ready, start)
 
 

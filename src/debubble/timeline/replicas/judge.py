@@ -9,15 +9,17 @@ replicas, so each is held to its share of the error.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures, worst_of
-from debubble.timeline.model import F64, RankCollectives
+from debubble.timeline.model import F64, FEWEST_SAMPLES, FEWEST_STEPS, RankCollectives
 from debubble.timeline.replicas.cells import (
     Arrivals,
     Cells,
@@ -28,6 +30,7 @@ from debubble.timeline.replicas.cells import (
     spread_of_ends,
 )
 from debubble.timeline.steps import numbered
+from debubble.units import NS_PER_S
 
 DRAGS, NONE, UNDECIDED = "drags", "none", "undecided"
 # A difference that explains less of the lead than this is not its reason.
@@ -38,73 +41,71 @@ _LEAST_LEAD = 0.01
 _OFTEN = 0.75
 # How often equal replicas may be told apart, over both questions: tests/timeline counts.
 ERROR = 0.005
-FEWEST_STEPS = 2
 # Of two steps that both had a spike, Student's test of 16 replicas named one in 50 runs of equals.
-_FEWEST_FOR_STUDENT = 3
 # Beyond so many degrees of freedom Student's distribution no longer moves.
 _MOST_FREEDOM = 400
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One thing that takes longer in one replica than in the middle of the others."""
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """What takes longer in one replica than in the middle of the others."""
 
     what: str
     """stage, hop, or outside."""
     stage: int | None = None
-    hop: tuple[int, int] | None = None
-    """By ranks."""
+    from_rank: int | None = None
+    to_rank: int | None = None
     outside: str | None = None
     """What of the time between two steps, as `find` names it."""
-    here_ns: int
-    elsewhere_ns: int = 0
-    step_ns: int = 0
+    here_s: float
+    elsewhere_s: float
+    step_s: float
     """What it comes to in a step, one after the other."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One copy of the model, in the middle of all steps."""
 
+    replica: int
     pipelines: tuple[int, ...]
     """Several where ranks share stages."""
     ranks: tuple[int, ...]
     """Those with a trace."""
-    late_ns: int | None
+    late_s: float | None
     """How much later than the middle of the others it comes to the reduction that ends last."""
-    last: int
+    last_steps: int
     """In how many steps no other came later."""
-    waited_ns: int
+    waited_s: float
     """A step, over all its ranks, for others to come to a reduction, with nothing to compute."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaFigures:
+class ReplicaFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What replicas wait for each other."""
 
-    replicas: tuple[Replica, ...]
-    steps: tuple[int, ...]
     verdict: str
     """drags, none, or undecided: one leads, and the steps are too few or too uneven to tell."""
     slowest: int | None
     """Which replica comes last, by its place in `replicas`; None where none leads."""
-    saved_ns: int | None
+    saved_s: float | None
     """How much shorter a step would be if it came with the middle of the others."""
     saved_fraction: float | None
+    waited_s: float
+    """Device time a step, over all ranks."""
     waited_fraction: float | None
     """Of all devices' time, spent waiting for others at reductions."""
     why: Difference | None
-    absent: tuple[int, ...]
+    steps: tuple[int, ...]
+    missing_ranks: tuple[int, ...]
     """Members of their groups without a trace: one of them may come later still."""
-    end_spread_ns: int
+    end_spread_s: float
     """By how much members differ about when their reductions end."""
+    replicas: tuple[Replica, ...]
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
         """What the judgement had to do without."""
-        if not self.absent:
+        if not self.missing_ranks:
             return ()
-        who = numbered("rank", self.absent)
+        who = numbered("rank", self.missing_ranks)
         return (
             Gap(
                 code=Code.MISSING_REPLICAS,
@@ -113,11 +114,6 @@ class ReplicaFigures:
                 hint="capture all replicas to know which one drags",
             ),
         )
-
-    @property
-    def waited_ns(self) -> int:
-        """Device time a step, over all ranks."""
-        return sum(replica.waited_ns for replica in self.replicas)
 
 
 def shown_of(
@@ -184,18 +180,32 @@ def judge_replicas(
         if saved < _LEAST_LEAD * step_ns and _another(arrivals, slowest, lead):
             slowest, verdict, saved, why = None, NONE, None, None
     waited = float(np.median(arrivals.waited_ns.sum(axis=1)))
+    waits_ns = [round(float(ns)) for ns in np.median(arrivals.waited_ns, axis=0)]
     devices = sum(len(pipeline.ranks) for pipeline in figures)
     return ReplicaFigures(
-        replicas=tuple(_replica(mine, arrivals, at) for at, mine in enumerate(by_replica)),
-        steps=tuple(steps),
         verdict=verdict,
         slowest=slowest,
-        saved_ns=saved,
+        saved_s=None if saved is None else saved / NS_PER_S,
         saved_fraction=None if saved is None or not step_ns else saved / step_ns,
+        waited_s=sum(waits_ns) / NS_PER_S,
         waited_fraction=waited / (devices * step_ns) if step_ns else None,
         why=why,
-        absent=joined.absent,
-        end_spread_ns=round(spread),
+        steps=tuple(steps),
+        missing_ranks=joined.absent,
+        end_spread_s=round(spread) / NS_PER_S,
+        replicas=tuple(
+            Replica(
+                replica=at,
+                pipelines=tuple(pipeline.pipeline for pipeline in mine),
+                ranks=tuple(sorted(rank.rank for pipeline in mine for rank in pipeline.ranks)),
+                late_s=round(float(np.nanmedian(late))) / NS_PER_S
+                if np.isfinite(late := arrivals.late_ns[:, at]).any()
+                else None,
+                last_steps=int(np.nansum(arrivals.last[:, at] == 1)),
+                waited_s=waits_ns[at] / NS_PER_S,
+            )
+            for at, mine in enumerate(by_replica)
+        ),
     )
 
 
@@ -239,17 +249,6 @@ def _saved(cells: Sequence[Cells], replica: int) -> int:
     return max(0, round(median(saved)))
 
 
-def _replica(mine: Sequence[PipelineFigures], arrivals: Arrivals, number: int) -> Replica:
-    late = arrivals.late_ns[:, number]
-    return Replica(
-        pipelines=tuple(pipeline.pipeline for pipeline in mine),
-        ranks=tuple(sorted(rank.rank for pipeline in mine for rank in pipeline.ranks)),
-        late_ns=round(float(np.nanmedian(late))) if np.isfinite(late).any() else None,
-        last=int(np.nansum(arrivals.last[:, number] == 1)),
-        waited_ns=round(float(np.median(arrivals.waited_ns[:, number]))),
-    )
-
-
 def explain(
     mine: Sequence[PipelineFigures], others: Sequence[PipelineFigures], lead_ns: float
 ) -> Difference | None:
@@ -258,49 +257,50 @@ def explain(
     Between two steps reductions are not compared: they hold the wait itself.
     """
     outside = sorted({name for pipeline in mine for name in pipeline.outside_ns} - {"reduction"})
-    elsewhere: dict[tuple[str, object], list[int]] = {}
+    elsewhere: dict[tuple[str, Any], list[int]] = {}
     for pipeline in others:
         for key, length in _lengths(pipeline, outside).items():
-            elsewhere.setdefault(key, []).append(length.here_ns)
-    found = []
+            elsewhere.setdefault(key, []).append(length)
+    longest_ns, largest = 0, None
     for pipeline in mine:
-        for key, length in _lengths(pipeline, outside).items():
-            if key in elsewhere:
-                there = round(median(elsewhere[key]))
-                times = 1 if length.what == "outside" else pipeline.microbatches or 1
-                step_ns = (length.here_ns - there) * times
-                found.append(replace(length, elsewhere_ns=there, step_ns=step_ns))
-    largest = max(found, key=lambda difference: difference.step_ns, default=None)
-    return largest if largest and largest.step_ns >= _LEAST_PART * lead_ns else None
+        for (what, which), length in _lengths(pipeline, outside).items():
+            if (what, which) not in elsewhere:
+                continue
+            there = round(median(elsewhere[what, which]))
+            step_ns = (length - there) * (1 if what == "outside" else pipeline.microbatches or 1)
+            if largest is None or step_ns > longest_ns:
+                rank_at = {rank.position: rank.rank for rank in pipeline.ranks}
+                from_rank, to_rank = map(rank_at.get, which) if what == "hop" else (None, None)
+                longest_ns, largest = (
+                    step_ns,
+                    Difference(
+                        what=what,
+                        stage=which if what == "stage" else None,
+                        from_rank=from_rank,
+                        to_rank=to_rank,
+                        outside=which if what == "outside" else None,
+                        here_s=length / NS_PER_S,
+                        elsewhere_s=there / NS_PER_S,
+                        step_s=step_ns / NS_PER_S,
+                    ),
+                )
+    return largest if longest_ns >= _LEAST_PART * lead_ns else None
 
 
-def _lengths(
-    pipeline: PipelineFigures, outside: Sequence[str]
-) -> dict[tuple[str, object], Difference]:
-    """Return what a pipeline takes where, yet to be compared with what the others take there.
+def _lengths(pipeline: PipelineFigures, outside: Sequence[str]) -> dict[tuple[str, Any], int]:
+    """Return what a pipeline takes where, to be compared with what the others take there.
 
     For a microbatch on each stage, all its passes together, and over each hop, by the positions of
     its ranks, which replicas share; and for a step outside of it.
     """
-    stages: dict[int, int] = {}
+    found = Counter[tuple[str, Any]]()
     for row in pipeline.stages:
-        stages[row.stage] = stages.get(row.stage, 0) + row.median_ns
-    found: dict[tuple[str, object], Difference] = {
-        ("stage", stage): Difference(what="stage", stage=stage, here_ns=length)
-        for stage, length in stages.items()
-    }
+        found["stage", row.stage] += row.median_ns
     position = {rank.rank: rank.position for rank in pipeline.ranks}
     for hop in pipeline.hops:
         if hop.wire_ns is not None:
-            found["hop", (position[hop.source], position[hop.destination])] = Difference(
-                what="hop",
-                hop=(hop.source, hop.destination),
-                here_ns=hop.wire_ns,
-            )
-    for name in outside:
-        here = pipeline.outside_ns.get(name, 0)
-        found["outside", name] = Difference(what="outside", outside=name, here_ns=here)
-    return found
+            found["hop", (position[hop.source], position[hop.destination])] = hop.wire_ns
+    return found | {("outside", name): pipeline.outside_ns.get(name, 0) for name in outside}
 
 
 def surely_late(late_ns: F64, last: F64, replica: int) -> bool:
@@ -327,7 +327,7 @@ def chance_of_last(times: int, steps: int, replicas: int) -> float:
 
 def _chance_of_lead(late_ns: F64, replica: int) -> float:
     steps, replicas = late_ns.shape
-    if steps < _FEWEST_FOR_STUDENT:
+    if steps < FEWEST_SAMPLES:
         return 1.0
     off = late_ns - np.nanmean(late_ns, axis=0)
     freedom = (steps - 1) * (replicas - 1)
