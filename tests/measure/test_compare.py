@@ -64,13 +64,6 @@ def test_more_but_smaller_microbatches_are_the_same_batch():
     assert found.deltas["throughput"].change == pytest.approx(1 / 0.85 - 1)
 
 
-def test_a_target_batch_that_a_side_does_not_have_forbids_the_verdict():
-    larger = sampled(SAME, microbatches=16)
-    found = compare(sampled(SAME), larger, target_batch=8)
-    assert found.verdict is Verdict.NOT_COMPARABLE
-    assert found.reasons == ("the batch after is 16 microbatches, not 8",)
-
-
 def test_a_smaller_bubble_with_less_throughput_is_no_win_and_it_says_so():
     found = compare(sampled(QUICKER, bubble=0.4), sampled(SAME, bubble=0.2))
     assert found.verdict is Verdict.WORSE
