@@ -7,7 +7,7 @@ Nothing here knows of pipelines. A row of a table is an index into its arrays; `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -258,6 +258,7 @@ _COLUMN_TYPES: dict[str, type[np.integer[Any]]] = {
 }
 
 TableType = TypeVar("TableType", bound=Table)
+Name = TypeVar("Name", bound=Hashable)
 
 
 def column_types(table: type[Any]) -> dict[str, type[np.integer[Any]]]:
@@ -279,6 +280,18 @@ def build(table: type[TableType], rows: int, /, **columns: object) -> TableType:
         message = f"{table.__name__} has no column {unknown}"
         raise TypeError(message)
     return table(**made)
+
+
+class Interner(dict[Name, int]):
+    """`interner[name]` is the name's number; new names get the next one."""
+
+    def __missing__(self, name: Name) -> int:
+        number = self[name] = len(self)
+        return number
+
+    def all(self) -> tuple[Name, ...]:
+        """Return all names, by number."""
+        return tuple(self)
 
 
 def fit_int32(values: NDArray[np.generic]) -> I32:
