@@ -32,9 +32,9 @@ from debubble.ledger.ledger import MOST_OFF, Wait
 from debubble.ledger.model import Culprit, Example
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
-from debubble.serving.queue import Queue, measure_queue, with_slots, without_broadcasts
+from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts
 from debubble.timeline.bubble import turn_of
-from debubble.timeline.model import AT_ONCE_NS, I64, Intervals, split
+from debubble.timeline.model import AT_ONCE_NS, Intervals, split
 
 # A stage that waits for others less than this of the time is what others wait for.
 _SATURATED = 0.1
@@ -580,26 +580,26 @@ def _savings(
     stages = [names.index(hop[1]) for hop in slow]
     well = [stage for stage in range(1, batches.stages) if stage not in stages]
     if well:  # each message as its like on the other hops: small ones may be well on a slow hop
-        usual = _whole(np.median(queue.wire[:, well], axis=1))
+        usual = whole(np.median(queue.wire[:, well], axis=1))
         for stage in stages:
             repaired[:, stage] = np.minimum(queue.wire[:, stage], usual)
     too_long = queue.wire - repaired
     remedies: list[tuple[Cause, Callable[[], Queue], int | None, Hop | None]] = [
         (
             Cause.IMBALANCE,
-            lambda: replace(queue, length=_whole(queue.length * equal / np.maximum(median, 1))),
+            lambda: replace(queue, length=whole(queue.length * equal / np.maximum(median, 1))),
             longest,
             None,
         ),
         (
             Cause.UNEVEN,
-            lambda: replace(queue, length=_whole(queue.length * alike / np.maximum(median, 1))),
+            lambda: replace(queue, length=whole(queue.length * alike / np.maximum(median, 1))),
             None,
             None,
         ),
         (
             Cause.JITTER,
-            lambda: replace(queue, length=_whole(np.minimum(queue.length, median))),
+            lambda: replace(queue, length=whole(np.minimum(queue.length, median))),
             int((queue.length - median).clip(0).sum(axis=0).argmax()),
             None,
         ),
@@ -651,7 +651,3 @@ def _savings(
             )
         )
     return tuple(sorted(found, key=lambda one: (one.inflated, -one.saved_ns)))
-
-
-def _whole(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> I64:
-    return np.rint(lengths).astype(np.int64)

@@ -130,13 +130,6 @@ class Costs:
         return max(1, round((self.prompts[0].tokens - self.decode[0].tokens + 1) / 16) * 16)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How many times as quick hosts are as in the recording: the profiler makes them slow."""
-
-    hosts: float = 1.0
-
-
 def measure_costs(
     batches: Batches,
     queue: Queue,
@@ -357,7 +350,7 @@ def _read_reflexes(work: Work, calls: Synchronisations) -> Reflexes:
 
 def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     costs: Costs,
-    pace: Pace,
+    hosts: float,
     stage: int,
     *,
     prompt_tokens: int,
@@ -365,8 +358,9 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     grown: tuple[float, float] = (1.0, 1.0),
     layers: int | None = None,
 ) -> tuple[float, float]:
-    """Return what a pass takes: with tokens of prompts, rows of decode, at contexts of both so many
-    times as long as the recorded, with so many layers; and the turn that its host takes after it.
+    """Return what a pass takes, with hosts so many times as quick as recorded, tokens of prompts,
+    rows of decode, at contexts of both so many times as long as the recorded, with so many layers;
+    and the turn that its host takes after it.
 
     A host that is done before its device has taken part of its turn by then, as after long prompts.
     """  # noqa: D205 (one sentence)
@@ -377,19 +371,19 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     if layers is not None and costs.layers is not None:
         rest = costs.rest_share[stage]
         share = rest + (1 - rest) * layers / max(costs.layers[stage], 1)
-    key = (stage, bool(prompt_tokens), round(device / 10_000), round(1e6 / pace.hosts))
+    key = (stage, bool(prompt_tokens), round(device / 10_000), round(1e6 / hosts))
     if key not in costs.memo:
         scale = device / max(known.device_ns, 1.0)
         if known.program is None:
-            turn = costs.turn_ns[stage][bool(prompt_tokens)] / pace.hosts
-            costs.memo[key] = (known.length_ns * scale / pace.hosts, turn)
+            turn = costs.turn_ns[stage][bool(prompt_tokens)] / hosts
+            costs.memo[key] = (known.length_ns * scale / hosts, turn)
         else:
             # Kernels overlap a little, and programs have none: as recorded, it takes what it took.
             as_it_was, _ = known.program.run(1.0, 1.0)
-            taken, lead = known.program.run(pace.hosts, scale)
-            turn = costs.turn_ns[stage][0] / pace.hosts
+            taken, lead = known.program.run(hosts, scale)
+            turn = costs.turn_ns[stage][0] / hosts
             if prompt_tokens and decode.program is not None:
-                turn -= lead - decode.program.run(pace.hosts, 1.0)[1]
+                turn -= lead - decode.program.run(hosts, 1.0)[1]
             costs.memo[key] = (taken * known.length_ns / max(as_it_was, 1.0), max(turn, 0.0))
     length, turn = costs.memo[key]
     return length * share, turn
