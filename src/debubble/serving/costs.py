@@ -55,7 +55,7 @@ class Reflexes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class PassProgram:
     """One pass, in the order of its host: launches, and calls that wait for the device."""
 
     host_ns: I64
@@ -68,6 +68,8 @@ class Program:
     def run(self, hosts: float, device: float) -> tuple[float, float]:
         """Return what the pass takes with hosts so many times as quick, kernels so many as long;
         and how long before its end its host is done with it.
+
+        A chain of two machines, asked for thousands of times: quicker than events, and equal.
         """  # noqa: D205 (one sentence)
         host = at = 0.0
         gap, latency = self.reflexes.gap_ns, self.reflexes.latency_ns
@@ -93,7 +95,7 @@ class PhaseCosts:
     """Of the device's, what grows with the context."""
     token_ns: float
     """Of the device's, for each token more in the batch, as batches of several sizes show it."""
-    program: Program | None
+    program: PassProgram | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +289,7 @@ def _slope(tokens: I64, device_ns: I64) -> float:
 
 def _read_program(
     trace: RankTrace, rank: RankTimeline, begin: int, end: int
-) -> tuple[Program, float]:
+) -> tuple[PassProgram, float]:
     """Read the launches, waits and kernels of a pass; and what of it is attention's."""
     work, calls = find_work(trace), find_synchronisations(trace)
     rows = pass_rows(work, rank.clock_offset_ns, begin, end)
@@ -304,7 +306,7 @@ def _read_program(
     order = np.argsort(moments, kind="stable")
     moments, stays = moments[order], stays[order]
     before = np.concatenate((moments[:1], moments[:-1] + stays[:-1]))
-    program = Program(
+    program = PassProgram(
         host_ns=np.maximum(moments - before, 0),
         device_ns=device[order],
         waits=waits[order],

@@ -106,7 +106,7 @@ class SentOut:
     kv_tokens: int = 0
 
 
-def send_out(
+def send_out(  # noqa: C901 (one loop, as an engine's is)
     traffic: Traffic, setting: Setting, *, recorded_prompt: float, recorded_chunk: int
 ) -> SentOut:
     """Say which requests are in which batch until they have come round some times.
