@@ -25,8 +25,6 @@ from debubble.trace.server_notes import (
 KINDS = ("vllm", "sglang")
 
 _POLL_S = 0.5
-# An engine's page is some hundred kilobytes, and comes at once.
-_PAGE_S, _LARGEST_PAGE = 5.0, 16 * 1024 * 1024
 # The profiler's start, and writing traces, hold an engine up: so long after it, it serves again.
 _SETTLE_S = 1.0
 # Of a short profile, so much at most is left to that at its start.
@@ -37,8 +35,6 @@ _ERROR_SHOWN = 300
 _HTTP_NOT_FOUND = 404
 # From here on, redirects that lead nowhere among them, a server has not done what it was told.
 _HTTP_REFUSED = 300
-# Engines answer with a word.
-_LONGEST_ANSWER = 1 << 20
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -178,7 +174,7 @@ class _Look:
     def once(self) -> Reading | None:
         """Read the page; None where it tells nothing."""
         try:
-            reply = fetch(Request(url=self.page, patience_s=_PAGE_S, most_bytes=_LARGEST_PAGE))
+            reply = fetch(Request(url=self.page))
         except NoAnswer:  # one look that is missing spoils nothing; a server that is gone is told
             return None
         if reply.status >= _HTTP_REFUSED:
@@ -271,7 +267,6 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         body=b"" if body is None else json.dumps(body).encode(),
         headers={} if body is None else {"Content-Type": "application/json"},
         patience_s=patience_s,
-        most_bytes=_LONGEST_ANSWER,
     )
     try:
         reply = fetch(asked)
