@@ -60,6 +60,11 @@ class Reply:
     reason: str
     body: bytes
 
+    @property
+    def ok(self) -> bool:
+        """Whether what was asked for was done; redirects that lead nowhere are refusals."""
+        return 200 <= self.status < 300
+
 
 def fetch(asked: Request) -> Reply:
     """Ask; raise `NoAnswer` where there is no answer, and never anything else."""

@@ -33,8 +33,6 @@ _START_SHARE = 0.25
 _MOST_BATCHES = 400
 _ERROR_SHOWN = 300
 _HTTP_NOT_FOUND = 404
-# From here on, redirects that lead nowhere among them, a server has not done what it was told.
-_HTTP_REFUSED = 300
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -177,7 +175,7 @@ class _Look:
             reply = fetch(Request(url=self.page))
         except NoAnswer:  # one look that is missing spoils nothing; a server that is gone is told
             return None
-        if reply.status >= _HTTP_REFUSED:
+        if not reply.ok:
             return None
         text = reply.body.decode("utf-8", "replace")
         reading = read_page(text, self.clock())
@@ -284,7 +282,7 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         raise CaptureError(
             f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
         )
-    if reply.status >= _HTTP_REFUSED:
+    if not reply.ok:
         said = reply.body[:_ERROR_SHOWN].decode("utf-8", "replace").strip()
         answered = f"the server answered {reply.status} {reply.reason}"
         raise CaptureError(

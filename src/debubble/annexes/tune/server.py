@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,11 +90,11 @@ class Server:
         """Tell whether it is ready to serve."""
         for route in ("health", "v1/models"):
             try:
-                status = fetch(Request(url=f"{self.url.rstrip('/')}/{route}")).status
+                reply = fetch(Request(url=f"{self.url.rstrip('/')}/{route}"))
             except NoAnswer:
                 return False
-            if status != HTTPStatus.NOT_FOUND:
-                return status == HTTPStatus.OK
+            if reply.status != 404:
+                return reply.ok
         return False
 
 

@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from http import HTTPStatus
 
 from debubble.annexes.drift import REFERENCE
 from debubble.capture.fetch import NoAnswer, Request, fetch
@@ -44,7 +43,7 @@ def ask_server(url: str) -> ServerMetrics:
         reply = fetch(Request(url=f"{url.rstrip('/')}/metrics"))
     except NoAnswer as error:
         raise CaptureError(error.message, hint="does the server run?") from error
-    if reply.status != HTTPStatus.OK:
+    if not reply.ok:
         return ServerMetrics()
     text = reply.body.decode("utf-8", "replace")
     return parse_metrics(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from debubble.annexes.watch.journal import Delivery, Journal
@@ -51,5 +50,5 @@ def post(delivery: Delivery) -> None:
         follow=False,  # only the configured address is written to
     )
     reply = fetch(asked)
-    if reply.status >= HTTPStatus.MULTIPLE_CHOICES:
+    if not reply.ok:
         raise CaptureError(f"the target answered {reply.status}")
