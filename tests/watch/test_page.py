@@ -73,10 +73,10 @@ def test_nothing_is_asked_of_other_places():
 
 
 def test_an_alert_is_marked_on_the_trend_that_it_is_about():
-    assert status_page(view()).count("stroke-dasharray") == 1
+    assert status_page(view()).count("<line class='alerted'") == 1
     other = view()
     other["alerts"][0]["context_bucket"] = 2048
-    assert "stroke-dasharray" not in status_page(other)
+    assert "<line class='alerted'" not in status_page(other)
 
 
 def test_one_point_can_be_drawn():
@@ -221,7 +221,7 @@ def test_theory_and_causes_are_drawn():
     page = status_page(shown)
     assert "</svg> theory 10.0 %" in page
     assert ">10.0 %</text>" in page  # the axis reaches down to it
-    assert page.count("fill='url(#imbalance)'") == page.count("<pattern") == 2
+    assert page.count("url(#h-imbalance)") == page.count("<pattern") == 2
     assert "</svg> imbalance" in page
 
 
