@@ -22,8 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.annexes.demo.layers import read_truth
-from debubble.annexes.demo.workload import RunFiles, Workload, run_workload
 from debubble.annexes.probe.pipeline import (
     Pipelines,
     Probe,
@@ -33,6 +31,10 @@ from debubble.annexes.probe.pipeline import (
     wire_of_messages,
 )
 from debubble.links.live import read_measured, run_here
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.jobs.demo_workloads import run_several
+from support.jobs.recorded_pipeline import Workload, read_truth
 
 BAR = 0.10
 PROBES = Path(__file__).parents[1] / "tests" / "data" / "probe"
@@ -189,8 +191,8 @@ def measure_wire(folder: Path) -> Any:
 
 def window_s(workload: Workload, folder: Path) -> float:
     """Run a pipeline for real; return its median window, of steps without a profiler."""
-    run_workload(workload, folder)
-    truths = [read_truth(RunFiles(folder=folder).truth(rank)) for rank in range(workload.world)]
+    run_several({folder.name: workload}, folder.parent)
+    truths = [read_truth(folder / f"truth{rank}.json") for rank in range(workload.world)]
     windows = []
     for number, step in enumerate(truths[0].steps):
         if step.phase == "unprofiled" and number:  # the first infers shapes

@@ -15,7 +15,6 @@ SOURCE = REPOSITORY / "src"
 
 # By annex: what is deleted with it, its verb and its pages among them, and the door that they take.
 ANNEXES = {
-    "debubble.annexes.load": ((), None),
     "debubble.annexes.mcp": (("debubble.cli.mcp",), "debubble.annexes.mcp"),
     "debubble.annexes.tune": (
         (

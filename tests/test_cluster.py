@@ -73,14 +73,6 @@ def test_a_cluster_gives_the_same_answer_to_the_digit(cluster, verb, name):
     assert there[2] == ""
 
 
-def test_every_recorded_run_is_the_same_on_a_cluster(cluster, recorded_data):
-    folders = [folder for folder in sorted(recorded_data.iterdir()) if list(folder.glob("rank*"))]
-    for folder in folders[::4]:
-        words = ("find", str(folder), "--json")
-        here, there = ask(*words), ask(*words, "--engine", cluster.address)
-        assert here == there
-
-
 def test_a_worker_killed_in_the_middle_costs_its_own_work_only(cluster, tmp_path):
     files = write_orders(tmp_path, ["held", *(str(number) for number in range(1, 12))])
     found = map_files(
@@ -108,13 +100,6 @@ def test_the_file_that_every_worker_dies_of_is_named_and_the_others_go_on(cluste
     assert found == {name: name for name in "01345"}
 
 
-def test_what_fails_three_times_on_a_cluster_is_named(cluster, tmp_path):
-    files = write_orders(tmp_path, ["0", "bad"])
-    found = outcomes(worker_tasks.fail_on_bad, files, cluster)
-    assert found["0"] == "0"
-    assert "failed 3 times, the last time with: the disk stutters" in found["bad"].message
-
-
 def test_left_early_nothing_stays_queued_on_the_cluster(cluster, tmp_path):
     names = ["0", *(f"held{number}" for number in range(1, 9))]
     files = write_orders(tmp_path, names)
@@ -125,37 +110,6 @@ def test_left_early_nothing_stays_queued_on_the_cluster(cluster, tmp_path):
     begun = [known for known in files if notes_of(known)]
     (tmp_path / "go").touch()
     assert len(begun) <= 3
-
-
-def test_ctrl_c_leaves_nothing_on_the_cluster_and_says_so_in_one_line(cluster, tmp_path):
-    files = write_orders(tmp_path, [f"held{number}" for number in range(8)])
-    job = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path), cluster.address],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        stderr=subprocess.PIPE,
-    )
-    wait_until(lambda: sum(bool(notes_of(known)) for known in files) == 2)
-    job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=180)
-    assert (job.returncode, said.decode()) == (130, "")
-    wait_until(lambda: count_tasks(cluster.address) == 0)
-    (tmp_path / "go").touch()
-    assert sum(bool(notes_of(known)) for known in files) == 2
-
-
-INTERRUPTED = """
-import sys
-from pathlib import Path
-from support.jobs.worker_tasks import hold, orders
-from debubble.annexes.cluster import engine_at
-from debubble.trace.engine import map_files
-from debubble.trace.source import DEFAULT_LIMITS
-files = orders(Path(sys.argv[1]), [f"held{n}" for n in range(8)])
-try:
-    list(map_files(hold, files, engine_at(sys.argv[2]), DEFAULT_LIMITS))
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
 
 
 def test_files_that_the_workers_do_not_see_are_refused_before_work_is_sent(cluster, tmp_path):

@@ -218,20 +218,6 @@ def test_wrong_arguments_are_told_as_an_answer(tools):
         assert told["error"]["code"] == "usage_error"
 
 
-def test_a_schedule_is_a_name_and_no_file(tools):
-    wrong, told = call(tools, "simulate", traces=[RUN], schedule="/etc/passwd")
-    assert wrong
-    assert told["error"]["message"] == "there is no schedule '/etc/passwd'"
-
-
-def test_answers_are_brief_unless_the_whole_is_asked_for(tools):
-    _, brief = call(tools, "find", traces=[RUN])
-    _, whole = call(tools, "find", traces=[RUN], whole=True)
-    assert brief["schema"] == "debubble.find-brief/1"
-    assert whole["schema"] == "debubble.find/1"
-    assert brief["next"] == [f'plan {{"traces": ["{RUN}"]}}']
-
-
 @pytest.fixture
 def served(tmp_path):
     """A folder that is served, and a secret beside it."""
@@ -284,30 +270,6 @@ def test_a_link_that_leads_out_is_refused_wherever_it_lies(served, link):
     place.symlink_to(served.parent / "secret" / "run")
     with pytest.raises(UsageError, match=r"leads out|is not there"):
         Folders([served]).place(link if link == "link" else "run")
-
-
-def test_a_pipe_that_nobody_writes_to_is_refused(served):
-    os.mkfifo(served / "run" / "rank7.json")
-    with pytest.raises(UsageError, match="leads out"):
-        Folders([served]).place("run")
-
-
-def test_links_inside_are_followed_once(served):
-    (served / "run" / "again").symlink_to(served)
-    (served / "loop").symlink_to(served / "loop")
-    folders = Folders([served])
-    assert folders.place("run") == str(served / "run")
-    assert folders.place(str(served / "run")) == str(served / "run")
-    with pytest.raises(UsageError):
-        folders.place("loop")
-
-
-def test_one_file_is_looked_at_with_what_lies_beside_it(served):
-    [trace, *_] = sorted((served / "run").glob("*.json*"))
-    assert Folders([served]).place(f"run/{trace.name}") == str(trace)
-    (served / "run" / "rank0.debubble.json").symlink_to(served.parent / "secret")
-    with pytest.raises(UsageError, match="leads out"):
-        Folders([served]).place(f"run/{trace.name}")
 
 
 def test_a_run_is_the_same_through_the_server_and_not(served):

@@ -25,7 +25,6 @@ CONNECTING = {
     "aiohttp",
 }
 MAY_CONNECT = {
-    "annexes/load.py",
     "annexes/meter/trigger.py",
     "capture/fetch.py",
     "cli/viewer.py",

@@ -32,7 +32,6 @@ folder = "{folder}/traces"
 server = "{server}"
 kind = "vllm"
 every = "500ms"
-jitter = "0%"
 seconds = "500ms"
 settle = "0s"
 poll = "200ms"
@@ -64,7 +63,7 @@ def say(words: str) -> None:
 
 def load(server: str, tokens: int) -> list[str]:
     """Return the words that start clients; their answers are of one token."""
-    return ["-m", "debubble.annexes.load", server, "clients=2", f"prompt={tokens}", "output=1",
+    return [str(HERE / "load.py"), server, "clients=2", f"prompt={tokens}", "output=1",
             "seconds=3600"]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from debubble.errors import Code, Gap, NoFit, UsageError
+from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.job_around import job_around
 from debubble.ledger.ledger import Ledger
@@ -22,6 +23,7 @@ from debubble.links.hop_times import Hop
 from debubble.links.judge import Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run
+from debubble.measure.numbers import Numbers, numbers_of
 from debubble.measure.worth import Rates, Tariff, count_rates
 from debubble.plan.ask import WhatIfAnswer, ask
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
@@ -32,6 +34,7 @@ from debubble.plan.plan import PricedLever, make_plan, price_lever
 from debubble.plan.request import ANY, ChangeRequest, Planned, PlanRequest, Stated
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
+from debubble.serving.phases import PhaseFigures, measure_phases
 from debubble.serving.plan import ServerModel, model_server
 from debubble.serving.question import ServerQuestion
 from debubble.serving.traffic import Traffic
@@ -93,6 +96,11 @@ class Analysis:
         return self.job.basis_for(self.pipeline)
 
     @cached_property
+    def numbers(self) -> Numbers:
+        """The three numbers, and throughput."""
+        return numbers_of(self.pipeline, self.job)
+
+    @cached_property
     def _wiring(self) -> tuple[Wiring, tuple[Gap, ...]]:
         topologies, gaps = read_topologies(self._wires.topologies)
         wiring = read_wiring(self.pipeline.ranks, self._wires.classes, topologies)
@@ -133,6 +141,11 @@ class Analysis:
         return account_stream(batches, [hop.hop for hop in self.links.slow])
 
     @cached_property
+    def phases(self) -> list[PhaseFigures]:
+        """What batches of each phase of a stream take; nothing of what is none."""
+        return measure_phases(self.stream.batches) if self.stream else []
+
+    @cached_property
     def server_notes(self) -> ServerNotes | None:
         """What the server said of itself around the capture, where `capture --server` noted it."""
         files = [Path(rank.file) for rank in self.pipeline.ranks if rank.file]
@@ -149,6 +162,12 @@ class Analysis:
     def causes(self) -> tuple[MainCause, ...]:
         """The causes that matter, whose they are, and what putting them right would buy."""
         return name_causes(self.ledger) if self.ledger else ()
+
+    @property
+    def shares(self) -> dict[Cause, float] | None:
+        """Of each cause, its share of the batch, or of the time of a stream."""
+        account = self.ledger or self.stream
+        return account.shares() if account else None
 
     @cached_property
     def bottleneck(self) -> Bottleneck | None:

@@ -12,18 +12,15 @@ keep their fields within a schema number. Answers show themselves in a notebook.
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any
 
 from debubble.analysis import Analysis, Wires, analyse_found
 from debubble.annexes.cluster import engine_at
-from debubble.errors import UsageError
-from debubble.ledger.ledger import list_waits
 from debubble.links.wiring import read_history
-from debubble.measure.compare import DEFAULT_THRESHOLD
+from debubble.measure.compare import DEFAULT_THRESHOLD, compare_causes
 from debubble.measure.compare import compare as compare_runs
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
@@ -35,22 +32,13 @@ from debubble.plan.request import (
     Tokens,
     check_frameworks,
 )
-from debubble.report.answers.base import Answer
-from debubble.report.answers.compare import CompareAnswer, answer_compare, compare_causes
-from debubble.report.answers.find import FindAnswer, answer_find, say_bubble
+from debubble.report.answers.compare import CompareAnswer, answer_compare
+from debubble.report.answers.find import FindAnswer, answer_find
 from debubble.report.answers.links import LinksAnswer, answer_links
 from debubble.report.answers.plan import PlanAnswer, answer_plan, predictions_of
 from debubble.report.answers.simulate import SimulateAnswer, answer_simulate
-from debubble.report.compare import compare_page
-from debubble.report.find import find_page
-from debubble.report.html.page import notebook_markup
-from debubble.report.lanes import frame_step
-from debubble.report.links import links_page
-from debubble.report.plan import plan_page
+from debubble.report.notebook import draw_step
 from debubble.report.scalars import scalars
-from debubble.report.simulate import simulate_page
-from debubble.report.svg import draw_svg
-from debubble.report.text import Page
 from debubble.timeline.fleet.survey import Means, Question
 from debubble.timeline.schedules import state_schedule
 from debubble.trace.digest.content import place_digests
@@ -128,7 +116,6 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
     after: Analysis | Places,
     *,
     threshold: float = DEFAULT_THRESHOLD,
-    target_batch: float | None = None,
     limit_bytes: int | None = None,
     predicted: PlanAnswer | None = None,
     change: str | None = None,
@@ -145,11 +132,10 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
         runs[1].measurement,
         change=change,
         threshold=threshold,
-        target_batch=target_batch,
         limit_bytes=limit_bytes,
     )
     gaps = dict.fromkeys(gap for run in runs for gap in run.measured_warnings)
-    return answer_compare(found, tuple(gaps), compare_causes(runs[:1], runs[1:]))
+    return answer_compare(found, tuple(gaps), compare_causes(*([run.shares] for run in runs)))
 
 
 def plan(  # noqa: PLR0913 (one argument a question)
@@ -294,40 +280,4 @@ def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
 
 def picture(run: Analysis | Places, step: int | None = None, **asked: Any) -> str:
     """Draw a step of a run as SVG, or the first one: a lane a rank, waits hatched by cause."""
-    analysis = _analysed(run, asked)
-    windows = analysis.pipeline.windows
-    shown = step if step is not None else analysis.step
-    if shown is None and windows:
-        shown = windows[0].step
-    if not analysis.pipeline.one_run:
-        raise UsageError("there is nothing to draw: these ranks are not of one run")
-    waits = list_waits(analysis.ledger) if analysis.ledger else ()
-    frame = frame_step(analysis.timeline, analysis.pipeline.pipeline, shown, waits)
-    return draw_svg(frame, say_bubble(analysis))
-
-
-def _draw_run(run: Analysis) -> str:
-    """Show a run in a notebook: what `find` answers, under a picture of a step.
-
-    As an image the picture keeps its names to itself, however many a notebook shows.
-    """
-    shown = ""
-    if run.pipeline.one_run and (run.pipeline.windows or run.pipeline.stream):
-        encoded = b64encode(picture(run).encode()).decode()
-        image = f"data:image/svg+xml;base64,{encoded}"
-        shown = f'<img alt="a step, a lane a rank" style="max-width:100%" src="{image}">'
-    return shown + notebook_markup(find_page(answer_find(run)))
-
-
-def _draw_with(page: Callable[[Any], Page]) -> Callable[[Any], str]:
-    return lambda answer: notebook_markup(page(answer))
-
-
-Analysis.drawn = staticmethod(_draw_run)
-Answer.drawn |= {
-    FindAnswer: _draw_with(find_page),
-    LinksAnswer: _draw_with(links_page),
-    CompareAnswer: _draw_with(compare_page),
-    PlanAnswer: _draw_with(plan_page),
-    SimulateAnswer: _draw_with(simulate_page),
-}
+    return draw_step(_analysed(run, asked), step)

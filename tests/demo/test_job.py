@@ -28,7 +28,7 @@ def run(workload, number, rendezvous):
     seen = "there" if rendezvous.parent.exists() else "gone"
     os.write(1, f"rank {number}: {seen}\n".encode())
 
-rank.run_unprofiled = run
+rank.run_rank = run
 sys.exit(job.main([]))
 """
 

@@ -7,7 +7,7 @@ from support.requirements import need_package
 
 torch = need_package("torch")
 
-from debubble.annexes.demo.layers import TimedLayer, build_stage, listening, make_batch
+from debubble.annexes.demo.layers import TimedLayer, listening
 from debubble.annexes.demo.workload import Workload
 
 MS = 1_000_000
@@ -78,15 +78,3 @@ def test_the_gradients_are_those_of_the_formula():
     plain = torch.autograd.grad(torch.tanh(x) * layer.weight, [x, layer.weight], upstream)
     for gradient, expected in zip(gradients, plain, strict=True):
         torch.testing.assert_close(gradient, expected)
-
-
-def test_the_first_layer_of_the_model_has_an_input_gradient_too(calls):
-    model = build_stage(Workload(forward_ms=0, backward_ms=0), 0)
-    model(torch.randn(1, 64, 32)).sum().backward()
-    assert len(durations(calls, "input")) == len(durations(calls, "weight")) == 4
-
-
-def test_every_rank_makes_the_same_batch_and_each_step_another():
-    workload = Workload()
-    assert torch.equal(make_batch(workload, 1)[0], make_batch(workload, 1)[0])
-    assert not torch.equal(make_batch(workload, 1)[0], make_batch(workload, 2)[0])

@@ -99,18 +99,6 @@ def test_the_next_push_changes_that_comment(tmp_path, pull):
     assert patched[:4] == ["api", "--method", "PATCH", "repos/some/model/issues/comments/991"]
 
 
-def test_a_token_that_may_not_write_is_said_and_fails_nothing(tmp_path, pull):
-    done = comment(BEFORE, AFTER, folder=tmp_path, REFUSED="1", **pull)
-    assert done.returncode == 0
-    assert done.stdout.startswith("::warning::no comment was posted: gh: Resource not accessible")
-
-
-def test_no_traces_are_told_as_no_answer(tmp_path):
-    done = comment("nowhere", AFTER, "--print", folder=tmp_path)
-    assert done.returncode == 2
-    assert "There is no answer." in done.stdout
-
-
 def test_names_of_files_cannot_write_markup(tmp_path):
     folder = tmp_path / "<img src=x>`|"
     folder.symlink_to(BEFORE)

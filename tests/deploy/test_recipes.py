@@ -161,21 +161,6 @@ def test_every_command_in_a_manifest_is_one(file):
             parse(words[1:])
 
 
-@pytest.mark.parametrize("file", names(MANIFESTS))
-def test_every_volume_that_is_mounted_is_there_and_no_other(file):
-    for document in documents(file):
-        pod = (document.get("spec") or {}).get("template", {}).get("spec", {})
-        volumes = {volume["name"] for volume in pod.get("volumes", [])}
-        mounted = {
-            mount["name"] for one in containers_in(pod) for mount in one.get("volumeMounts", [])
-        }
-        assert mounted == volumes
-        ports = {port["name"] for one in containers_in(pod) for port in one.get("ports", [])}
-        for one in containers_in(pod):
-            for probe in ("livenessProbe", "readinessProbe"):
-                assert one.get(probe, {}).get("httpGet", {}).get("port") in ports | {None}
-
-
 def configurations():
     yield "watch", (DEPLOY / "kubernetes/watch/watch.toml").read_text("utf-8")
     for file in MANIFESTS:
@@ -195,24 +180,6 @@ def test_a_configuration_is_read_by_the_service_itself(name, text, tmp_path):
     # Beside a ConfigMap nothing can be written.
     assert str(config.lock) == "/var/lib/debubble/watch.lock"
     assert tomllib.loads(text)["store"].startswith("sqlite:////var/lib/debubble/")
-
-
-def test_what_kustomize_names_is_there():
-    folder = DEPLOY / "kubernetes" / "watch"
-    [made] = documents(folder / "kustomization.yaml")
-    named = [*made["resources"]]
-    named += [file for each in made["configMapGenerator"] for file in each["files"]]
-    assert {file.name for file in folder.iterdir()} == {*named, "kustomization.yaml"}
-    parts = [one for name in made["resources"] for one in documents(folder / name)]
-    images = {one["image"] for one in containers_in(parts)}
-    assert images == {image["name"] for image in made["images"]}
-    maps = {
-        volume["configMap"]["name"]
-        for part in parts
-        for volume in part["spec"].get("template", {}).get("spec", {}).get("volumes", [])
-        if "configMap" in volume
-    }
-    assert maps == {each["name"] for each in made["configMapGenerator"]}
 
 
 @pytest.mark.slow

@@ -17,13 +17,14 @@ from pathlib import Path
 
 import pytest
 from support.services.console import REPOSITORY, type_command
+from support.services.example_load import import_load
 from support.services.free_port import free_port
 
-from debubble.annexes.load import drive, read_load
 from debubble.trace.server_notes import read_server_notes
 
 pytestmark = pytest.mark.slow
 
+drive, read_load = (getattr(import_load(), name) for name in ("drive", "read_load"))
 EXAMPLE = REPOSITORY / "examples" / "serve_pipeline"
 SHORT, LONG = 64, 600
 PATIENCE_S = 60.0
@@ -49,8 +50,7 @@ def asking(url, *words):
     load = subprocess.Popen(
         [
             sys.executable,
-            "-m",
-            "debubble.annexes.load",
+            EXAMPLE / "load.py",
             url,
             f"prompt={SHORT}",
             "seconds=600",
@@ -101,26 +101,6 @@ def test_one_request_at_a_time_keeps_half_of_a_two_stage_pipeline_waiting(tmp_pa
         assert abs(sum(rank["causes"].values()) - data["stream"]["window_s"]) < 1e-8
     # One batch in flight over two stages: half of the time at least, and what the front takes.
     assert data["numbers"]["bubble_fraction"] > 0.5
-
-
-def test_sglang_counts_the_batches_and_prompts_are_counted_by_length(tmp_path):
-    out = tmp_path / "out"
-    with serving(tmp_path / "elsewhere", "--kind", "sglang") as url:
-        with asking(url, "clients=3", "output=1"):
-            words = f"debubble capture --server {url} --kind sglang --steps 12 --out {out}"
-            said = type_command(words, tmp_path)
-        assert said.code == 0, said.text
-        complete(url, LONG)
-        metrics = fetch(f"{url}/metrics")
-    assert len(list(out.glob("*.json.gz"))) == 2
-    data = find(out)
-    assert sum(stage["passes"]["F"]["n"] for stage in data["stages"]) == 2 * 12
-    counts = {
-        float(bound): int(count)
-        for bound, count in re.findall(r'prompt_tokens_bucket\{.*le="(.+)"\} (\d+)', metrics)
-    }
-    assert counts[500.0] == counts[100.0] > 12
-    assert counts[1000.0] == counts[100.0] + 1 == counts[float("inf")]
 
 
 def test_an_answer_is_the_same_in_chunks_beside_others_and_streamed(tmp_path):
@@ -181,33 +161,6 @@ def test_batches_are_chunks_of_prompts_beside_answers_so_many_in_flight(tmp_path
         "execute_context_1(20)_generation_0(0)",
         "execute_context_0(0)_generation_1(1)",
     ]
-
-
-def test_what_the_server_did_around_the_profile_is_noted_beside_the_traces(tmp_path):
-    out = tmp_path / "out"
-    words = ["--layers", "1,1,1,1", "--layer-us", "2000", "--width", "32"]
-    with serving(out, *words) as url, asking(url, "clients=6", "output=12"):
-        asked = f"debubble capture --server {url} --kind vllm --seconds 1.5 --around 1.5"
-        said = type_command(f"{asked} --out {out} --json", tmp_path)
-    assert said.code == 0, said.text
-    notes = read_server_notes(out)
-    assert notes.kind == "vllm"
-    assert notes.traces == tuple(sorted(file.name for file in out.glob("*.json.gz")))
-    assert min(notes.before.seconds, notes.after.seconds) >= 1.5
-    assert notes.during.seconds >= 0.75 * 1.5  # the start of the profiler is left out
-    for span in (notes.before, notes.during, notes.after):
-        assert 0 < span.requests_running <= 6
-        # A token of an answer takes a way through four stages of 2 ms.
-        assert span.tpot_s >= 0.008
-        assert span.ttft_s >= 0.008
-        assert span.tokens_out_per_s == pytest.approx(
-            (span.first_tokens + span.later_tokens) / span.seconds
-        )
-        assert span.tokens_in_per_s == pytest.approx(SHORT * span.first_tokens / span.seconds)
-    assert notes.slowdown == pytest.approx(notes.during.tpot_s / notes.around.tpot_s)
-    shown = json.loads(said.text)["metrics"]
-    assert shown["during"]["tpot_s"] == notes.during.tpot_s
-    assert find(out)["run"]["kind"] == "stream"
 
 
 def test_the_demo_of_watch_takes_its_parts_with_it(tmp_path):

@@ -22,14 +22,6 @@ def test_a_recorded_run_gives_a_sample_a_step():
     assert all(0.15 < latency < 0.25 for latency in found.batch_latencies_s("profiled"))
 
 
-def test_memory_and_environment_come_from_the_traces():
-    found = measured(H200 / "1f1b_p2_m4")
-    assert [one.peak_bytes for one in found.memory] == [5973083136, 5343874560]
-    assert {one.limit_bytes for one in found.memory} == {150109880320 // 2}
-    assert found.environment.devices == ("NVIDIA H200",)
-    assert dict(found.environment.versions)["nccl"] == "2.28.9"
-
-
 def test_rates_are_microbatches_over_steps_or_over_windows():
     found = sampled([0.1, 0.2], step_times=[0.2, None], microbatches=4)
     assert found.rates_per_s(found.step_times_s("profiled")) == pytest.approx((20.0,))

@@ -10,7 +10,6 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import recorded_run
 
 import debubble
-from debubble.measure.compare import compare
 from debubble.measure.prediction import Prediction, check_prediction, find_prediction
 from debubble.measure.store import Store
 from debubble.plan.change import Change
@@ -37,11 +36,6 @@ SPLIT = predicted(Change(split=(3, 5)), words="split 3,5")
 REPAIR = predicted(Change(split=(3, 5), repaired=((0, 1),)), words="split 3,5, repair hop 0:1")
 
 
-def test_a_run_inside_the_interval_came_as_predicted():
-    check = check_prediction(SPLIT, BEFORE, AFTER)
-    assert check.sentence == "predicted 300 ms (285 to 315 ms), measured 300 ms: as predicted"
-
-
 @pytest.mark.parametrize(
     ("took", "bubble", "said"),
     [
@@ -55,12 +49,6 @@ def test_a_run_beside_the_interval_says_what_differs(took, bubble, said):
     assert check.sentence.endswith(said)
 
 
-def test_nothing_is_held_against_a_time_on_another_basis():
-    check = check_prediction(replace(SPLIT, basis=Basis.UNPROFILED), BEFORE, AFTER)
-    assert (check.measured_s, check.verdict) == (None, "unknown")
-    assert check.sentence.endswith("unprofiled; measured profiled alone")
-
-
 def test_a_prediction_is_laid_on_the_profiled_basis_where_the_later_run_has_no_other():
     pairs = tuple((None, 0.2) for _ in range(6))
     before = replace(BEFORE, unprofiled_s=pairs, unprofiled_batches_s=pairs)
@@ -68,13 +56,6 @@ def test_a_prediction_is_laid_on_the_profiled_basis_where_the_later_run_has_no_o
     check = check_prediction(unprofiled, before, AFTER)
     assert (check.basis, check.verdict) == ("profiled", "as predicted")
     assert check.batch_latency_s == pytest.approx(0.3)
-
-
-def test_the_change_that_was_made_is_found_by_what_differs():
-    kept = (predicted(Change(schedule="gpipe")), SPLIT, REPAIR)
-    assert find_prediction(kept, BEFORE, AFTER) is SPLIT
-    assert find_prediction(kept, BEFORE, AFTER, "split 3,5, repair hop 0:1") is REPAIR
-    assert find_prediction(kept, BEFORE, BEFORE) is None
 
 
 def test_a_change_that_no_figure_shows_is_never_guessed():
@@ -138,12 +119,6 @@ def test_a_job_that_keeps_something_else_than_was_predicted_is_said(hold, messag
     assert check.verdict == "another batch than predicted"
     assert said in check.sentence
     assert check_prediction(kept, None, after).verdict == "as predicted"
-
-
-def test_compare_holds_it_against_what_it_measured():
-    found = compare(replace(BEFORE, predicted=(SPLIT,)), AFTER)
-    assert found.predicted.verdict == "as predicted"
-    assert compare(BEFORE, AFTER).predicted is None
 
 
 def test_a_prediction_is_found_again_by_the_run_itself(tmp_path):

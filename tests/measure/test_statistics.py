@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from debubble.measure.statistics import (
     can_be_tested,
-    detectable_change,
     few_differ,
     least_samples,
     rank_test,
@@ -82,12 +79,6 @@ def test_a_median_has_an_interval_that_holds_it_and_repeats():
     assert found == spread_of(samples)
 
 
-def test_one_sample_has_no_interval_and_none_has_no_median():
-    assert spread_of([3.0]).ci is None
-    assert spread_of([]) is None
-    assert ratio_interval([3.0], [4.0, 5.0]) is None
-
-
 @pytest.mark.slow
 def test_the_interval_of_a_ratio_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(7)
@@ -105,12 +96,6 @@ def test_two_steps_a_side_differ_only_where_they_lie_far_apart():
     assert not few_differ([300.0, 300.0], [302.0, 302.0])
 
 
-def test_two_steps_a_side_of_the_same_rarely_differ():
-    rng = np.random.default_rng(3)
-    differ = sum(few_differ(rng.normal(100, 5, 2), rng.normal(100, 5, 2)) for _ in range(1000))
-    assert differ <= 60
-
-
 def test_the_samples_said_to_be_needed_do_find_the_change():
     rng = np.random.default_rng(5)
     before, after = rng.normal(100, 5, 10), rng.normal(105, 5, 10)
@@ -120,10 +105,3 @@ def test_the_samples_said_to_be_needed_do_find_the_change():
         for _ in range(300)
     )
     assert 0.6 <= found / 300 <= 0.97
-
-
-def test_what_can_be_detected_shrinks_with_the_root_of_the_samples():
-    rng = np.random.default_rng(5)
-    samples = rng.normal(100, 5, 80)
-    few, many = detectable_change(samples[:20], samples[20:40]), detectable_change(samples, samples)
-    assert math.log1p(few) / math.log1p(many) == pytest.approx(2, rel=0.25)

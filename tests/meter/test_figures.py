@@ -50,10 +50,6 @@ def test_a_wait_belongs_to_the_rank_waited_for_and_is_counted_once():
     assert found.passes_ns == {(0, "F"): 20 * MS, (0, "B"): 40 * MS}
 
 
-def test_a_step_without_passes_is_none():
-    assert measure_step(step_of(row("optimizer", 0, 5))) is None
-
-
 def figures_of(number, busy_ns):
     return StepFigures(
         number=number,
@@ -143,8 +139,3 @@ def test_without_a_change_the_rank_with_most_to_do_drags_if_it_is_much():
     assert found.slower_by == pytest.approx(0.3)
     assert find_straggler([told(0, 100), told(1, 103), told(2, 100)]) is None
     assert find_straggler([]) is None
-
-
-def test_what_ranks_tell_each_other_is_read_back_as_it_was():
-    said = told(3, 50, slower_by=0.1, since=4, spans={12: (1, 2, 3)})
-    assert RankReport.from_text(said.to_text().encode()) == said

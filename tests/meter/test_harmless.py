@@ -46,7 +46,9 @@ class Fault(Exception):
 
 
 def is_jobs_own(code):
-    """Tell the functions that we stand around: an error in them is the job's."""
+    """Tell what we stand around, where an error is the job's own; and the net itself."""
+    if code in (hooks.Harmless.__enter__.__code__, hooks.Harmless.__exit__.__code__):
+        return True
     return code.co_name in JOBS and not code.co_filename.startswith(OURS)
 
 
@@ -295,25 +297,6 @@ def test_a_forked_worker_writes_nothing_and_says_nothing(tmp_path, schedule):
     assert len(steps) == 2 * STEPS
 
 
-def test_the_meters_thread_stays_on_the_jobs_device(tmp_path, schedule, monkeypatch):
-    chosen = []
-    monkeypatch.setattr(running, "uses_cuda", lambda: True)
-    monkeypatch.setattr(running.torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(running.torch.cuda, "set_device", chosen.append)
-    beat = beat_of(tmp_path)
-    losses(schedule)
-    beat.meter.close()
-    assert chosen == [3]
-
-
-def test_a_job_on_the_cpu_opens_no_device(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for asked in ("mem_get_info", "get_device_name", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, asked, lambda: pytest.fail("it opens the device"))
-    assert output.describe_environment()["device"] is None
-    assert output.describe_memory()["total_bytes"] is None
-
-
 def test_tables_of_a_rank_are_whole_and_as_many_as_are_kept(tmp_path, schedule):
     beat = beat_of(tmp_path, keep=2)
     for _ in range(3):
@@ -336,19 +319,6 @@ def test_tables_of_captured_steps_stay_as_long_as_the_capture(tmp_path):
         output.write_segment(tmp_path, 0, segment, 2)
     kept = sorted(int(table.parent.name[-3:]) for table in tmp_path.glob("*/rank0.csv"))
     assert kept == [40, 80, 100]
-
-
-def test_tables_that_were_moved_away_and_left_a_link_stay(tmp_path):
-    job, out = "20260131-235959", tmp_path / "out"
-    away = tmp_path / "away"
-    away.mkdir()
-    (away / "rank0.csv").write_text("dear")
-    out.mkdir()
-    (out / f"{job}-step000000000").symlink_to(away)
-    for first in range(20, 80, 20):
-        segment = output.Segment(name=f"{job}-step{first:09}", table="rows", sidecar="{}")
-        output.write_segment(out, 0, segment, 2)
-    assert (away / "rank0.csv").read_text() == "dear"
 
 
 def test_a_loop_of_its_own_says_its_passes(tmp_path, world):  # noqa: ARG001 (ranks have a group)

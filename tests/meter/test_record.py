@@ -93,13 +93,6 @@ def test_a_device_is_asked_later_and_its_times_are_its_own(device):
     assert row[START] - first.start_ns == pytest.approx(5 * MS, abs=10)
 
 
-def test_marks_are_used_again(device):
-    recorder = Recorder(DeviceClock())
-    for _ in range(50):
-        run_step(recorder, device)
-    assert device.made <= 8
-
-
 def test_a_devices_clock_is_laid_on_the_hosts(device, monkeypatch):
     hosts_ns = [10**15]
     monkeypatch.setattr(record.time, "perf_counter_ns", lambda: hosts_ns[0])
@@ -159,19 +152,6 @@ def test_what_was_sent_is_through_before_the_next_message_of_its_queue_however_l
     assert [round((row[END] - row[START]) / MS) for row in step.rows] == [6, 2]
 
 
-def test_messages_whose_end_is_not_known_each_begin_when_they_were_posted(device):
-    recorder = Recorder(DeviceClock())
-    recorder.beat()
-    for _ in range(3):
-        device.now_ms += 6.0
-        recorder.begin("forward-send", 0, -1)[QUEUE] = "batch"
-    recorder.beat()
-    (step,) = recorder.finished()
-    begun = [round((row[START] - step.start_ns) / MS) for row in step.rows]
-    assert begun == [6, 12, 18]
-    assert all(row[END] == row[START] for row in step.rows)
-
-
 def test_a_step_that_does_not_fit_is_left_out_whole_and_the_next_is_there(monkeypatch):
     monkeypatch.setattr(record, "MOST_ROWS", 3)
     recorder = Recorder(record.HostClock())
@@ -187,16 +167,6 @@ def test_a_step_that_does_not_fit_is_left_out_whole_and_the_next_is_there(monkey
     found += recorder.finished()
     assert [step.number for step in found] == [0, 2]
     assert recorder.left_out == 1
-
-
-def test_a_device_that_never_answers_costs_no_more_memory_than_the_buffer(device, monkeypatch):
-    monkeypatch.setattr(record, "MOST_STEPS", 5)
-    recorder = Recorder(DeviceClock())
-    device.behind_ms = 1e9
-    for _ in range(40):
-        run_step(recorder, device)
-    assert recorder.pending == 5
-    assert recorder.left_out > 30
 
 
 def test_the_hosts_times_are_those_that_all_processes_share():

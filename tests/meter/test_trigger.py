@@ -14,7 +14,7 @@ need_package("torch")
 import torch.distributed as dist
 
 from debubble.annexes.meter import trigger
-from debubble.annexes.meter.trigger import Agreement, LocalServer, asked_by_file, own_tables
+from debubble.annexes.meter.trigger import Agreement, LocalServer, asked_by_file
 
 STEP_S = 0.3
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -69,21 +69,6 @@ def test_another_capture_is_not_asked_for_before_its_time():
     assert first.step == second.step > 300
 
 
-def test_quick_steps_are_named_further_ahead():
-    slow, quick = agreements(1)[0], agreements(1)[0]
-    slow.ask(0, 1.0)
-    quick.ask(0, 0.005)
-    assert quick.step * 0.005 >= trigger.POLL_S
-    assert slow.step < 10
-
-
-def test_a_job_of_one_process_needs_nobody():
-    alone = Agreement(None, 1, 0.0)
-    assert alone.ask(5, STEP_S)
-    alone.listen()
-    assert alone.step > 5
-
-
 def test_a_file_asks_once(tmp_path):
     assert not asked_by_file(tmp_path)
     (tmp_path / trigger.REQUEST_FILE).touch()
@@ -92,14 +77,13 @@ def test_a_file_asks_once(tmp_path):
 
 
 @pytest.fixture
-def server(tmp_path):
+def server():
     asked = []
     server = LocalServer(
         0,
         lambda: "debubble_meter_steps_total 3\n",
         lambda: {"rank": 2},
         lambda: asked.append(1),
-        lambda: own_tables(tmp_path, 1),
     )
     server.asked = asked
     yield server
@@ -122,25 +106,6 @@ def test_metrics_and_the_straggler_are_answered_on_this_machine_alone(server):
         ask(server, "/other")
     assert refused.value.code == 404
     refused.value.close()
-
-
-def test_a_ranks_own_tables_are_answered_and_no_other_file(server, tmp_path):
-    folder = tmp_path / "20260131-235959-step000000040"
-    folder.mkdir()
-    for name in ("rank0.csv", "rank1.csv", "rank1.csv.debubble.json"):
-        (folder / name).write_text(f"this is {name}")
-    (tmp_path / "rank1.csv").write_text("no table")
-    listed = json.loads(ask(server, "/tables"))
-    assert [row["name"] for row in listed] == [
-        f"{folder.name}/rank1.csv.debubble.json",
-        f"{folder.name}/rank1.csv",
-    ]
-    assert ask(server, f"/tables/{folder.name}/rank1.csv") == "this is rank1.csv"
-    for other in (f"/tables/{folder.name}/rank0.csv", "/tables/../rank1.csv", "/tables/rank1.csv"):
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            ask(server, other)
-        assert refused.value.code == 404
-        refused.value.close()
 
 
 def test_a_capture_is_asked_for_by_a_request_that_no_web_page_can_send(server):

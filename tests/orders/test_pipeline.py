@@ -15,9 +15,9 @@ from debubble.plan.orders.messages import MessageCosts, window_of
 from debubble.plan.orders.pipeline import longest_rank
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import check_order, hold
 

@@ -6,8 +6,8 @@ from statistics import median
 
 import pytest
 from support.jobs.demo_workloads import run_several
+from support.jobs.recorded_pipeline import Workload
 
-from debubble.annexes.demo import Workload
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, weigh

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from support.jobs import recorded_pipeline
+from support.jobs.demo_workloads import environment_of_ranks
+from support.jobs.recorded_pipeline import WORKLOAD, Workload
 
 import debubble
 from debubble import api
-from debubble.annexes.demo.workload import LOOPBACK, RunFiles, Workload, encode_workload
 from debubble.report.answers.find import answer_find
 
 SOURCE = Path(__file__).parents[1] / "support" / "services" / "paced_socket.c"
@@ -32,13 +34,11 @@ def library(tmp_path_factory):
 
 def run_paced(workload, hop, library, folder):
     """Run a workload whose one rank reads slowly what comes from another."""
-    ports, files = folder / "ports", RunFiles(folder=folder / "run")
+    ports, run = folder / "ports", folder / "run"
     ports.mkdir()
-    files.folder.mkdir()
-    files.write(files.workload, encode_workload(workload))
+    run.mkdir()
+    (run / WORKLOAD).write_bytes(msgspec.json.encode(workload))
     settings = {
-        "GLOO_SOCKET_IFNAME": LOOPBACK,
-        "OMP_NUM_THREADS": "1",
         "LD_PRELOAD": str(library),
         "PACED_FOLDER": str(ports),
         "PACED_FROM": str(hop[0]),
@@ -47,8 +47,8 @@ def run_paced(workload, hop, library, folder):
     }
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "debubble.annexes.demo.rank", str(files.folder), str(rank)],
-            env=os.environ | settings | {"RANK": str(rank)},
+            [sys.executable, recorded_pipeline.__file__, str(run), str(rank)],
+            env=environment_of_ranks() | settings | {"RANK": str(rank)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -61,7 +61,7 @@ def run_paced(workload, hop, library, folder):
     finally:
         for rank in ranks:
             rank.kill()
-    return api.analyse(files.folder)
+    return api.analyse(run)
 
 
 @pytest.mark.slow

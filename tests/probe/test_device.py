@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from debubble.annexes.probe import device
-from debubble.cli.probe import _time as time_model
 
 MODEL = """
     from dataclasses import dataclass
@@ -80,14 +79,6 @@ def test_a_model_of_a_file_is_timed_and_written(model, tmp_path):
     }
 
 
-def test_a_transformer_needs_no_file():
-    modules, make_batch = device.load_model("transformer:2,16,4,50", "cpu")
-    x = make_batch(6)
-    for module in modules:
-        x = module(x)
-    assert x.shape == (1, 6, 50)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -103,11 +94,6 @@ def test_what_is_no_model_is_refused(model, words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_one_size_tells_no_growth(model, capsys):
-    assert device.main([f"{model}:build", "--tokens", "4"]) == 2
-    assert "two or more" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_copies_slow_each_other_and_their_messages_are_timed(model, tmp_path):
     out = tmp_path / "probe.json"
@@ -120,11 +106,3 @@ def test_copies_slow_each_other_and_their_messages_are_timed(model, tmp_path):
     for row in found["messages"]:
         assert len(row["one_way_s"]) == len(row["both_ways_s"]) == 4
         assert min(*row["one_way_s"], *row["both_ways_s"]) > 0
-
-
-@pytest.mark.slow
-def test_a_file_in_the_folder_of_the_call_shadows_no_module(model, monkeypatch):
-    (model.parent / "argparse.py").write_text("raise SystemExit('shadowed')", "utf-8")
-    monkeypatch.chdir(model.parent)
-    found = time_model("model.py:build", ["--tokens", "4,8", "--samples", "4", "--device", "cpu"])
-    assert found["layers"] == 3

@@ -78,12 +78,6 @@ def test_equal_stages_and_a_free_wire_are_theory():
     assert found.window_ns == pytest.approx(11 * 4 * 3e6)
 
 
-def test_between_two_sizes_costs_lie_on_a_line_and_beyond_them_it_goes_on():
-    probe = probed([part("layer", 64, 2.0, count=16), part("layer", 128, 3.0, count=16)])
-    forward = [probe.at(tokens).passes["layer"]["F"] for tokens in (32, 64, 96, 128, 192)]
-    assert forward == pytest.approx([1.5e6, 2e6, 2.5e6, 3e6, 4e6])
-
-
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run["name"])
 def test_runs_of_a_probes_own_day_are_told_within_10_percent_but_interleaved_ones(run):
     """Four ranks on one H200, real and unprofiled: 13 % too little of interleaved runs."""
@@ -196,18 +190,6 @@ def test_a_step_is_written_as_a_table_that_every_verb_reads(tmp_path):
     assert figures.schedule == "1f1b"
 
 
-def test_a_table_has_passes_of_one_length_and_takes_as_long_as_the_run_it_stands_for():
-    probe = read_probe(json.loads(RECORDED.read_text("utf-8")), "probe.json")
-    pipelines = Pipelines(probe=probe, wire=FREE)
-    setting = Setting(stages=4, microbatches=8, tokens=1536)
-    run = pipelines.simulate(setting)
-    steady = pipelines.steady(run).simulate(setting)
-    assert steady.window_ns == pytest.approx(run.window_ns, rel=0.03)
-    forward = steady.program.passes.kind == 0
-    lengths = (steady.times.pass_end - steady.times.pass_start)[forward]
-    assert lengths.max() == pytest.approx(lengths.min(), rel=1e-6)
-
-
 def test_what_is_no_probe_is_refused():
     with pytest.raises(TraceError, match="no probe"):
         read_probe({"traceEvents": []}, "trace.json")
@@ -224,21 +206,6 @@ def test_pipelines_of_a_probe_are_ranked_and_say_what_they_assume(tmp_path):
     assert {one["stages"] for one in data["pipelines"]} == {2, 4}
     assert any("as copies did" in said for said in data["assumptions"])
     assert data["pipelines"][0]["fits_memory"] is True
-
-
-def test_where_numbers_of_ranks_differ_what_each_rank_does_is_told(tmp_path):
-    words = f"debubble probe {RECORDED} --microbatches 8 --bandwidth 6GB/s --quiet"
-    said = type_command(f"{words} --stages 2,4", tmp_path).text
-    assert "- For each rank, zb-h2 on 2 ranks with 8 microbatches does most: " in said
-    assert "8 each" in said
-    rows = [line for line in said.splitlines() if " 1,536 " in line and line[0].isdigit()]
-    assert {row[0] for row in rows} == {"2", "4"}
-    assert "For each rank" not in type_command(f"{words} --stages 4", tmp_path).text
-
-
-def test_a_rank_without_room_is_told(tmp_path):
-    words = f"debubble probe {RECORDED} --bandwidth 6GB/s --memory-limit 1GiB --quiet"
-    assert "none fits memory" in type_command(words, tmp_path).text
 
 
 def test_tables_of_both_sizes_lead_on_to_a_plan(tmp_path):

@@ -8,8 +8,9 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 import debubble
+from debubble.plan.emitted import Emitted
 from debubble.report.answers.find import JobPart, PipelinePart, answer_find
-from debubble.report.answers.plan import EmitPart, SplitPart
+from debubble.report.answers.plan import SplitPart
 from debubble.report.answers.probe import PipelinePart as Simulated
 from debubble.report.answers.probe import ProbeAnswer, TimedPart, WirePart
 from debubble.report.answers.serving import ProfilerPart
@@ -157,7 +158,7 @@ def test_what_is_written_though_it_is_not_advised_says_what_it_is(high, says, pl
     first = planned.options[0]
     interval = replace(first.interval, throughput_gain_fraction=[-0.1, high])
     option = replace(first, recommended=False, throughput_gain_fraction=-0.04, interval=interval)
-    emitted = EmitPart(
+    emitted = Emitted(
         framework="torch", option=0, text="x", order=None, order_file=None, reason="no such knob"
     )
     page = plan_page(replace(planned, options=[option], emitted=emitted))

@@ -7,18 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import debubble.simulate.program
+import debubble.simulate.events
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
 from debubble.simulate.engine import Engine, in_a_pass
+from debubble.simulate.events import NEVER_NS, EventGraph, OrderCycle
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import (
-    NEVER_NS,
-    EventGraph,
-    Lengths,
-    OrderCycle,
-    SyncTable,
-    Times,
-)
+from debubble.simulate.program import Lengths, SyncTable, Times
 from debubble.timeline.schedules import order_of
 
 ALL = [way for way in Communication if way not in OF_ONE_SCHEDULE]
@@ -203,8 +197,8 @@ def test_one_run_of_few_events_a_level_needs_no_levels(communication, monkeypatc
     program = plan_program(order_of("1f1b", 4, 6), communication)
     lengths = drawn(program, 4, held=False)
     expected = Engine(program).run(lengths)
-    monkeypatch.setattr(debubble.simulate.program, "_LOOK_EVERY", 1)
-    monkeypatch.setattr(debubble.simulate.program, "_WIDE", 20)
+    monkeypatch.setattr(debubble.simulate.events, "_LOOK_EVERY", 1)
+    monkeypatch.setattr(debubble.simulate.events, "_WIDE", 20)
     engine = Engine(program)
     for field in FIELDS:
         assert getattr(engine.run(lengths), field).tolist() == getattr(expected, field).tolist()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from debubble.simulate.program import EventGraph, OrderCycle, Waits
+from debubble.simulate.events import Edges, EventGraph, Happened, OrderCycle, Stretch, Waits
 
 
 @st.composite
@@ -94,3 +94,30 @@ def test_wide_levels_and_a_long_chain_behind_them_are_found_alike():
         expected[later] = max(expected[later], expected[earlier] + after[edge])
     found = graph.run(after, np.zeros(first + chain, dtype=np.int64))
     assert found.tolist() == expected.tolist()
+
+
+def test_the_way_back_covers_a_wait_and_never_blames_what_was_done():
+    """Of any events: stretches follow each other, and in each the event alone was still to come."""
+    draws = np.random.default_rng(5)
+    for events in (2, 7, 40):
+        target = np.repeat(np.arange(1, events), 2)
+        source = (draws.random(len(target)) * target).astype(np.int64)
+        graph = EventGraph(events, target, source)
+        after = draws.integers(0, 50, len(target))
+        moments = graph.run(after, np.zeros(events, dtype=np.int64))
+        happened = Happened(moments, (Edges(target, source, "after", np.arange(len(target))),))
+        for event in range(events):
+            stretches = [*happened.way_back(event, 0, int(moments[event]))][::-1]
+            ends = [0, *(stretch.end_ns for stretch in stretches)]
+            assert [stretch.begin_ns for stretch in stretches] == ends[:-1]
+            assert ends[-1] == moments[event]
+            for stretch in stretches:
+                sources = moments[source[target == stretch.event]]
+                assert stretch.begin_ns >= sources.max(initial=0)
+                assert stretch.end_ns <= moments[stretch.event]
+
+
+def test_a_wait_in_a_circle_has_no_event():
+    edges = Edges(np.array([0, 1]), np.array([1, 0]), "after", np.array([0, 1]))
+    happened = Happened(np.array([5, 5]), (edges,))
+    assert [*happened.way_back(0, 0, 5)] == [Stretch(-1, -1, 0, 5)]

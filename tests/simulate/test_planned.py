@@ -21,9 +21,9 @@ from debubble.simulate.communication import (
     usual_communication,
 )
 from debubble.simulate.engine import Engine
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program, planned_engine
-from debubble.simulate.program import OrderCycle
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import SCHEDULES, Action, order_of

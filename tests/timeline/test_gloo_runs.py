@@ -11,10 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
+from support.jobs.recorded_pipeline import Workload, read_truth
 from support.traces.trimmed import without_marks
 
-from debubble.annexes.demo import Workload
-from debubble.annexes.demo.layers import read_truth
 from debubble.api import find
 from debubble.errors import NoPipeline
 from debubble.ledger.causes import Cause

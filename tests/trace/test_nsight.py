@@ -380,29 +380,6 @@ def test_graphs_traced_as_a_whole_are_compute_and_said(export):
     assert codes(trace) == ["closed_graphs"]
 
 
-def test_an_old_export_without_process_ids_is_cut_by_device(tmp_path):
-    path = tmp_path / "old.sqlite"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(
-            "CREATE TABLE StringIds (id INTEGER, value TEXT);"
-            "INSERT INTO StringIds VALUES (1, 'gemm'), (2, 'cudaLaunchKernel');"
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER,"
-            " deviceId INTEGER, streamId INTEGER, correlationId INTEGER, shortName INTEGER);"
-            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL"
-            " VALUES (10, 20, 0, 7, 1, 1), (15, 40, 1, 7, 2, 1);"
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER,"
-            " globalTid INTEGER, correlationId INTEGER, nameId INTEGER);"
-        )
-        rows = [(5, 6, global_id(9, 9), 1, 2), (12, 13, global_id(7, 7), 2, 2)]
-        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", rows)
-        db.commit()
-    zero, one = read_nsight(str(path))
-    assert [t.kernels.duration_ns.tolist() for t in (zero, one)] == [[10], [25]]
-    assert [t.launches.start_ns.tolist() for t in (zero, one)] == [[5], [12]]
-    assert codes(zero) == ["rank_assumed", "no_clock"]
-    assert zero.header.base_time_ns == 0
-
-
 def test_another_database_is_no_trace_and_the_hint_says_how_to_export(tmp_path):
     path = tmp_path / "history.sqlite"
     with closing(sqlite3.connect(path)) as db:

@@ -11,7 +11,6 @@ from support.tuning import bench_of, play_here, tune
 
 from debubble.annexes.tune.journal import NAME, begin_anew
 from debubble.annexes.tune.trial import LOG, MARKER, clear_trial
-from debubble.capture.files import keep_newest
 from debubble.cli.demo import _prepare
 from debubble.errors import TuneError
 
@@ -57,11 +56,6 @@ def test_beginning_anew_removes_the_tuning_and_nothing_else(tuned):
     assert files_in(tuned) == sorted(OTHERS)
 
 
-def test_a_tuning_alone_leaves_an_empty_folder(tuned):
-    begin_anew(tuned)
-    assert list(tuned.iterdir()) == []
-
-
 @pytest.mark.parametrize("text", ['{"my": "own journal"}\n', "dear diary\n", "dear diary"])
 def test_a_journal_of_somebody_elses_is_neither_removed_nor_cut(tmp_path, text):
     (tmp_path / "tune").mkdir()
@@ -98,14 +92,6 @@ def test_a_forced_demo_leaves_folders_alone_that_no_demo_made(tmp_path, name):
     assert len(files_in(tmp_path)) == 2
 
 
-def test_a_forced_demo_clears_an_earlier_one(tmp_path):
-    put(tmp_path / "before", MARKER, LOG, f"{CAPTURE}/rank0.json.gz",
-        f"{CAPTURE}/rank0.debubble.json", f"{CAPTURE}/.rank1.json.gz.partial.json")  # fmt: skip
-    put(tmp_path, "mine.txt")
-    _prepare(tmp_path, force=True)
-    assert files_in(tmp_path) == ["mine.txt"]
-
-
 def test_a_run_in_a_folder_that_was_not_empty_does_not_make_it_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr("debubble.annexes.tune.trial.run_guarded", play_here)
     bench = bench_of(tmp_path)
@@ -113,13 +99,3 @@ def test_a_run_in_a_folder_that_was_not_empty_does_not_make_it_its_own(tmp_path,
     tune(bench, runs=1)
     with pytest.raises(TuneError):
         clear_trial(bench.folder / "run001")
-
-
-def test_of_old_captures_only_traces_and_sidecars_of_this_rank_go(tmp_path):
-    for step in ("11", "22"):
-        folder = f"20260131-120000-step0000000{step}"
-        put(tmp_path, *(f"{folder}/rank0.{kind}" for kind in
-            ("json.gz", "debubble.json", "debubble.npz", "notes.txt")))  # fmt: skip
-    keep_newest(tmp_path, 0, 1, written="20260131-120000-step000000022")
-    left = [name for name in files_in(tmp_path) if "step000000011" in name]
-    assert [name.partition("/")[2] for name in left] == ["rank0.debubble.npz", "rank0.notes.txt"]

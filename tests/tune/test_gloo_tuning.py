@@ -172,14 +172,6 @@ def peak(run):
 
 
 @pytest.mark.accuracy
-def test_with_nothing_to_gain_it_stops_early(tmp_path):
-    now = ("split=3,2,2,3", "microbatches=16", "schedule=1f1b")
-    tuned = tune(bench_of(tmp_path, now), schedules=frozenset())
-    say(f"{len(tuned.standing.runs)} runs, winner {tuned.winner}")
-    assert len(tuned.standing.runs) <= 3
-
-
-@pytest.mark.accuracy
 def test_the_demo_is_better_every_time_and_predicts_what_comes(tmp_path):
     verdicts, errors, seconds = [], [], []
     for number in range(DEMOS):

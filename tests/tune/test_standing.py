@@ -72,11 +72,6 @@ def test_the_first_setting_runs_last():
     assert order == [EVEN, NOW]
 
 
-def test_with_one_run_left_it_is_that_of_the_first_setting():
-    chosen = next_of(standing_of(run_of(0, NOW, 1.0), run_of(0, EVEN, 0.8)), runs=3)
-    assert chosen.setting == NOW
-
-
 def test_where_two_runs_each_leave_it_open_a_third_is_made_and_no_fourth():
     near = [run_of(0, NOW, 1.0, spread=0.1), run_of(0, EVEN, 0.99, spread=0.1)]
     chosen = next_of(standing_of(*near, *near))

@@ -15,11 +15,6 @@ def filled(*words, now=NOW, setting=NOW):
     return read_template(words, now).fill(setting)
 
 
-def test_a_split_is_written_as_megatrons_layout():
-    words = filled("--pipeline-model-parallel-layout", "{split:megatron}")
-    assert words[1] == "Et*2|t*3|t*2|tL"
-
-
 def test_a_split_is_the_modules_of_torchtitan_a_word_a_stage():
     words = filled("--parallelism.module_fqns_per_model_part", "{split:torchtitan}", "--next")
     assert words[1:] == (
@@ -29,10 +24,6 @@ def test_a_split_is_the_modules_of_torchtitan_a_word_a_stage():
         "layers.7,norm,output",
         "--next",
     )
-
-
-def test_a_schedule_is_called_as_torch_calls_it():
-    assert filled("--schedule={schedule:torch}") == ("--schedule=Interleaved1F1B",)
 
 
 def test_braces_that_are_escaped_and_others_are_left_alone():

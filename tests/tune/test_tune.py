@@ -9,7 +9,7 @@ import pytest
 from support.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
 
 from debubble.annexes.tune.trial import Kind
-from debubble.errors import TuneError, UsageError
+from debubble.errors import TuneError
 from debubble.measure.measurement import Environment
 from debubble.report.answers.tune import TuneAnswer, answer_tune
 from debubble.report.tune import tune_page
@@ -104,13 +104,6 @@ def test_a_command_that_ignores_its_split_is_told_so_and_tuned_by_the_rest(tmp_p
     assert (tuned.winner.split, tuned.winner.microbatches) == ((3, 3, 3, 7), 16)
 
 
-@pytest.mark.slow
-def test_a_command_that_runs_other_microbatches_than_it_was_told_is_not_taken_at_its_word(tmp_path):
-    tuned = tune(bench_of(tmp_path, "--do", "cap-microbatches", "--at", "9"), runs=2)
-    assert kinds(tuned) == [Kind.MEASURED, Kind.IGNORED]
-    assert "microbatches 16 was asked for, and 8 ran" in tuned.standing.runs[1].outcome.message
-
-
 def test_a_command_that_ignores_its_microbatches_from_the_start_is_refused(tmp_path):
     bench = bench_of(
         tmp_path, "--do", "ignore-microbatches", now=("split=3,3,3,7", "microbatches=8")
@@ -146,18 +139,6 @@ def test_a_command_that_was_mended_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_budget_of_time_that_ends_before_the_first_run_is_refused(tmp_path):
-    with pytest.raises(TuneError, match="too small for one run"):
-        tune(bench_of(tmp_path, "--seconds", "60"), seconds=0.5)
-
-
-@pytest.mark.parametrize("wrong", [{"runs": 0}, {"seconds": 0.0}])
-def test_no_budget_at_all_is_refused(tmp_path, wrong):
-    with pytest.raises(UsageError, match="too small for one run"):
-        tune(bench_of(tmp_path), **wrong)
-
-
-@pytest.mark.slow
 def test_a_budget_of_runs_is_kept_to_and_more_of_it_goes_on_from_there(tmp_path):
     bench = bench_of(tmp_path)
     first = tune(bench, runs=1)
@@ -167,11 +148,6 @@ def test_a_budget_of_runs_is_kept_to_and_more_of_it_goes_on_from_there(tmp_path)
     assert len(runs_of(bench)) == len(tuned.standing.runs) == 3
     # Of three runs two are owed to the first setting: what was tried must be held against it.
     assert [run.why for run in tuned.standing.runs] == ["as it is", "try", "confirm"]
-
-
-def test_a_tuning_that_is_over_only_says_its_answer_again(usual):
-    assert tune(usual.bench).winner == usual.winner
-    assert len(runs_of(usual.bench)) == len(usual.standing.runs)
 
 
 @pytest.mark.slow
@@ -216,13 +192,6 @@ def test_what_the_command_cannot_be_told_is_mentioned_and_not_tried(tmp_path):
     assert tuned.winner is None
     assert {one.lever for one in tuned.prospects.untellable} == {"microbatches", "schedule"}
     assert len(runs_of(tuned.bench)) == 1
-
-
-@pytest.mark.slow
-def test_a_command_may_read_its_setting_from_the_environment(tmp_path):
-    bench = bench_of(tmp_path, words=())
-    tune(bench, runs=2)
-    assert runs_of(bench) == ["3,3,3,7 4 1f1b 0", "4,4,4,4 16 1f1b 0"]
 
 
 @pytest.mark.slow

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import time
-
 import pytest
 
 from debubble.annexes.watch.config import read_config
@@ -42,10 +40,9 @@ def test_digests_are_kept_where_it_says(tmp_path, place):
 
 
 def test_a_server_is_captured_as_it_says(tmp_path):
-    more = 'every = "2h"\njitter = "20%"\nseconds = "3s"\nquiet_hours = ["22:00-06:30"]\n'
+    more = 'every = "2h"\nseconds = "3s"\nmost_waiting = 3\n'
     trigger = read(tmp_path, SERVER + more).sources[0].trigger
-    assert (trigger.every_s, trigger.jitter, trigger.seconds) == (7200, 0.2, 3)
-    assert trigger.quiet_hours == ((time(22, 0), time(6, 30)),)
+    assert (trigger.every_s, trigger.seconds, trigger.most_waiting) == (7200, 3, 3)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +60,6 @@ def test_a_server_is_captured_as_it_says(tmp_path):
         (SOURCE + "settle = 5", r"source\[0\].settle must be text"),
         (SOURCE + 'digests = "kept"', r"source\[0\].digests: 'kept' is no absolute path"),
         (SOURCE + "keep = -1", r"source\[0\].keep: Expected `int` >= 0"),
-        (SERVER + 'quiet_hours = ["25:00-06:00"]', "are no hours"),
-        (SERVER + "steps = 3", "vLLM takes none"),
         (SERVER.replace("vllm", "tgi"), "'tgi'"),
         (SERVER.replace("http:", "ftp:"), "is no address"),
         ("[drift]\nreference = 9\n" + SOURCE, "drift.reference: Expected `int` >= 10"),
@@ -119,10 +114,7 @@ def test_a_file_that_is_not_there_is_said(tmp_path):
     "line",
     [
         'every = "1h"',
-        'quiet_hours = ["22:00-06:00"]',
-        'jitter = "5%"',
         'kind = "vllm"',
-        "steps = 3",
         "most_waiting = 3",
         'seconds = "3s"',
     ],
@@ -131,13 +123,3 @@ def test_what_says_how_a_server_is_captured_needs_one(tmp_path, line):
     key = line.partition(" ")[0]
     with pytest.raises(WatchError, match=rf"source\[0\]\.{key} needs source\[0\]\.server"):
         read(tmp_path, SOURCE + line)
-
-
-def test_meters_need_a_folder_of_this_machine(tmp_path):
-    words = 'meters = ["http://127.0.0.1:9470", "http://127.0.0.1:9471"]'
-    config = read(tmp_path, f'[[source]]\nname = "a"\nfolder = "/x"\n{words}')
-    assert config.sources[0].meters == ("http://127.0.0.1:9470", "http://127.0.0.1:9471")
-    with pytest.raises(WatchError, match=r"source\[0\]\.meters"):
-        read(tmp_path, f'[[source]]\nname = "a"\nfolder = "s3://bucket/a"\n{words}')
-    with pytest.raises(WatchError, match="is no address"):
-        read(tmp_path, '[[source]]\nname = "a"\nfolder = "/x"\nmeters = ["9470"]')

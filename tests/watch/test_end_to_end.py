@@ -44,7 +44,7 @@ def serving(folder):
 def asking(url, tokens):
     words = ["clients=2", f"prompt={tokens}", "output=1", "seconds=600"]
     load = subprocess.Popen(
-        [sys.executable, "-m", "debubble.annexes.load", url, *words], stdout=subprocess.DEVNULL
+        [sys.executable, EXAMPLE / "load.py", url, *words], stdout=subprocess.DEVNULL
     )
     try:
         yield
@@ -56,8 +56,8 @@ def asking(url, tokens):
 def configure(folder, server):
     source = (
         f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{server}"\n'
-        'kind = "vllm"\nevery = "200ms"\njitter = "0%"\nseconds = "300ms"\naround = "0s"\n'
-        'settle = "0s"\npoll = "200ms"\nkeep = 2\n'
+        'kind = "vllm"\nevery = "100ms"\nseconds = "100ms"\naround = "0s"\n'
+        'settle = "0s"\npoll = "50ms"\nkeep = 2\n'
     )
     return write_config(folder, sources=source, more=f"[drift]\nreference = {REFERENCE}\n")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import sqlalchemy as sa
 from support.measurements import sampled
 from support.services.watch_service import analysis
 
 from debubble.annexes.watch import tables
-from debubble.annexes.watch.analyse import Hop, Outcome
+from debubble.annexes.watch.analyse import Outcome
 from debubble.annexes.watch.journal import MOST_DEATHS, Journal
 from debubble.measure.store import Store
 
@@ -66,25 +64,23 @@ def test_claims_of_a_dead_service_are_taken_up_however_often_it_dies(journal):
         assert (one.deaths, one.files) == (0, ("/t/a.json",))
 
 
-def test_only_deaths_with_a_capture_alone_are_held_against_it(journal):
+def test_a_capture_with_which_the_service_dies_again_and_again_is_given_up(journal):
     claim(journal, "a")
     claim(journal, "b")
     for deaths in range(MOST_DEATHS):
         found = journal.unfinished(["s"], now_s=3.0)
-        assert sorted((one.key, one.deaths) for one in found) == [("a", deaths), ("b", 0)]
-        assert [one.deaths for one in found] == sorted(one.deaths for one in found)
-        journal.begin_alone(next(one for one in found if one.key == "a"))
+        assert [(one.key, one.deaths) for one in found][-1] == ("a" if deaths else "b", deaths)
+        journal.count_death(next(one for one in found if one.key == "a"))
     assert [one.key for one in journal.unfinished(["s"], now_s=3.0)] == ["b"]
     (row,) = journal.given_up(["s"])
-    assert (row.key, row.state) == ("a", "given_up")
-    assert row.problem == "the service died 3 times while it was analysed alone"
+    assert (row.key, row.problem) == ("a", "the service died 5 times while it was analysed")
 
 
 def test_a_service_that_stops_holds_nothing_against_a_capture(journal):
     claim(journal)
     for _ in range(2 * MOST_DEATHS):
         (one,) = journal.unfinished(["s"], now_s=3.0)
-        journal.begin_alone(one)
+        journal.count_death(one)
         journal.put_back(one)
     assert len(journal.unfinished(["s"], now_s=3.0)) == 1
 
@@ -96,10 +92,10 @@ def test_what_was_given_up_is_taken_up_once_when_it_is_asked_for(journal):
     assert journal.retry(["other"]) == 0
     assert journal.retry(["s"]) == 1
     assert journal.given_up(["s"]) == ()
-    assert journal.asked_again(["other"], now_s=4.0) == ()
-    (one,) = journal.asked_again(["s"], now_s=4.0)
+    assert journal.asked_again(["other"]) == ()
+    (one,) = journal.asked_again(["s"])
     assert (one.key, one.deaths) == ("a", 0)
-    assert journal.asked_again(["s"], now_s=4.0) == ()
+    assert journal.asked_again(["s"]) == ()
     assert finish(journal, one)
     assert journal.outcomes("s") == {"stored": 1, "unreadable": 1}
     assert journal.retry(["s"], 2) == 1
@@ -133,11 +129,13 @@ def test_an_alert_is_raised_once_until_it_is_acknowledged(journal):
 
 def test_a_webhook_gets_each_alert_once_and_later_again_where_it_failed(journal):
     raise_alert(journal, claim(journal), targets=["http://a", "http://b"])
-    first, second = journal.due(now_s=5.0)
+    (first,) = journal.due("http://a", now_s=5.0, most_attempts=2)
+    (second,) = journal.due("http://b", now_s=5.0, most_attempts=2)
     journal.delivered(first, now_s=6.0)
     journal.postpone(second, "refused", next_s=100.0)
-    assert journal.due(now_s=99.0) == ()
-    (again,) = journal.due(now_s=100.0)
+    assert journal.due("http://b", now_s=99.0, most_attempts=2) == ()
+    (again,) = journal.due("http://b", now_s=100.0, most_attempts=2)
+    assert journal.due("http://b", now_s=100.0, most_attempts=1) == ()
     assert (again.target, again.attempts) == (second.target, 1)
 
 
@@ -159,19 +157,6 @@ def test_a_capture_gets_the_traffic_of_its_own_trigger(journal):
     assert journal.traffic_at("s", 21.0) == {2048: 4.0}
     assert journal.traffic_at("s", 9.0) == {}
     assert journal.last_trigger("s") == 20.0
-
-
-def test_what_was_stored_before_hops_were_judged_is_still_read(journal):
-    hop = Hop(source="0", destination="1", wire_s=0.1, bytes_per_s=1e9)
-    finish(journal, claim(journal), analysis(sampled([0.1]), hops=(hop,)))
-    table = tables.captures
-    with journal.store.transaction() as connection:
-        data = json.loads(connection.execute(sa.select(table.c.data)).scalar())
-        del data["no_plan"]
-        for name in ("slow", "efficiency", "cost_s"):
-            del data["hops"][0][name]
-        connection.execute(table.update().values(data=json.dumps(data)))
-    assert journal.latest("s").finding.hops == (hop,)
 
 
 def test_a_store_of_the_history_alone_gets_the_tables_of_the_service_and_keeps_its_records(url):

@@ -9,7 +9,7 @@ import pytest
 from support.requirements import need_program
 from support.services.watch_service import shown_pipeline
 
-from debubble.report.watch_page import capture_page, show_metric, status_page
+from debubble.report.watch_page import capture_page, status_page
 
 EVIL = "<script>alert(1)</script>'\">"
 
@@ -70,66 +70,6 @@ def test_a_capture_that_was_given_up_can_be_tried_again_and_says_what_is_wrong()
 
 def test_nothing_is_asked_of_other_places():
     assert re.findall(r"(?:https?:)?//[^\s'\"<]+", status_page(view())) == []
-
-
-def test_an_alert_is_marked_on_the_trend_that_it_is_about():
-    assert status_page(view()).count("<line class='alerted'") == 1
-    other = view()
-    other["alerts"][0]["context_bucket"] = 2048
-    assert "<line class='alerted'" not in status_page(other)
-
-
-def test_one_point_can_be_drawn():
-    page = status_page(view(points=((1.0, 0.2),)))
-    [at] = re.findall(r"polyline points='([\d.]+),([\d.]+)'", page)
-    assert f"<circle cx='{at[0]}' cy='{at[1]}'" in page
-    assert "in the last of 1 capture<" in page
-
-
-def test_a_context_length_that_nobody_told_is_not_repeated_under_each_curve():
-    assert "bubble, up to 512 tokens: 30.0 % in the last" in status_page(view())
-    unknown = view()
-    unknown["pipelines"][0]["trends"][0]["context_bucket"] = None
-    assert "<figcaption>bubble: 30.0 % in the last of 2 captures" in status_page(unknown)
-
-
-def test_numbers_are_counted_and_rates_say_of_what():
-    assert "1 capture, 2 unreadable" in status_page(view())
-    assert show_metric("microbatches_per_s", 25.8) == "25.8 microbatches/s"
-
-
-def test_words_of_the_page_are_defined_on_it():
-    page = status_page(view())
-    for word in ("Bubble:", "Batch latency:", "Throughput:", "Peak memory:", "Context:"):
-        assert word in page
-    assert "Bubble:" not in status_page({"alerts": [], "open_alerts": [], "pipelines": []})
-
-
-def test_sentences_of_a_report_wrap_and_its_tables_do_not():
-    report = (
-        "Ranks wait 40 %.\n- Rank 1 is slow: <b>.\n- Hop 0 is slow.\n\ncause   all\ncompute  60 %\n"
-    )
-    latest = view(message=report)["pipelines"][0]["latest"]
-    page = capture_page("train", latest)
-    assert "<strong>Ranks wait 40 %.</strong>" in page
-    assert "<li>Rank 1 is slow: &lt;b&gt;.</li><li>Hop 0 is slow.</li>" in page
-    assert "<pre>cause   all\ncompute  60 %" in page
-
-
-@pytest.mark.service
-def test_nothing_is_wider_than_a_narrow_window(tmp_path):
-    need_program("chromium", "chromium-browser")
-    from support.services.browser import open_browser  # noqa: PLC0415
-
-    shown = view()
-    for capture in shown["pipelines"][0]["recent"]:
-        capture["capture"] = "a-folder-of-a-job/with-a-long-name/rank0.json.gz"
-    (tmp_path / "front.html").write_text(status_page(shown), "utf-8")
-    with open_browser(tmp_path / "browser") as browser:
-        for width in (700, 1400):
-            browser.resize(width, 900)
-            browser.open(tmp_path / "front.html")
-            assert browser.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @pytest.mark.service
@@ -223,12 +163,3 @@ def test_theory_and_causes_are_drawn():
     assert ">10.0 %</text>" in page  # the axis reaches down to it
     assert page.count("url(#h-imbalance)") == page.count("<pattern") == 2
     assert "</svg> imbalance" in page
-
-
-def test_a_trend_has_axes():
-    day = 86400.0
-    page = status_page(view(points=((day, 0.2), (2 * day, 0.3))))
-    trend = page.split("<figure>")[1].split("</figure>")[0]
-    for tick in ("20.0 %", "30.0 %", "01-02 00:00", "01-03 00:00"):
-        assert f">{tick}</text>" in trend
-    assert "30.0 % in the last of 2 captures" in trend

@@ -13,7 +13,6 @@ from debubble.annexes.watch.config import Source
 from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.sources import prune
 from debubble.measure.store import Store
-from debubble.trace.source import DEFAULT_LIMITS
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def source(folder, **more):
 def test_digests_that_are_missing_are_made_before_the_traces_go(journal, tmp_path):
     stored(journal, tmp_path / "t" / "a")
     kept = tmp_path / "kept"
-    assert prune(source(tmp_path / "t", digests=str(kept)), journal, DEFAULT_LIMITS) == 1
+    assert prune(source(tmp_path / "t", digests=str(kept)), journal) == 1
     assert list((tmp_path / "t").iterdir()) == []
     assert len(list((kept / "s" / "a").glob("*.debubble.npz"))) == 2
 
@@ -47,7 +46,7 @@ def test_traces_stay_where_their_digests_cannot_be_written(journal, tmp_path, ca
     stored(journal, tmp_path / "t" / "a")
     (tmp_path / "kept").write_text("a file")
     place = str(tmp_path / "kept")
-    assert prune(source(tmp_path / "t", digests=place), journal, DEFAULT_LIMITS) == 0
+    assert prune(source(tmp_path / "t", digests=place), journal) == 0
     assert len(list((tmp_path / "t" / "a").iterdir())) == 2
     assert "not_pruned" in capsys.readouterr().err
 
@@ -55,5 +54,5 @@ def test_traces_stay_where_their_digests_cannot_be_written(journal, tmp_path, ca
 def test_what_cannot_be_read_goes_without_a_digest(journal, tmp_path):
     stored(journal, tmp_path / "t" / "a")
     (tmp_path / "t" / "a" / "rank1.json.gz").write_bytes(b"no trace")
-    assert prune(source(tmp_path / "t", digests="beside"), journal, DEFAULT_LIMITS) == 1
+    assert prune(source(tmp_path / "t", digests="beside"), journal) == 1
     assert [path.name for path in (tmp_path / "t" / "a").iterdir()] == ["rank0.debubble.npz"]

@@ -6,8 +6,6 @@ import asyncio
 
 import pytest
 import sqlalchemy as sa
-from support.measurements import sampled
-from support.services.watch_service import analysis
 
 from debubble.annexes.watch.config import Config, Drift, Source
 from debubble.annexes.watch.journal import Journal
@@ -95,17 +93,6 @@ def test_troubles_stand_on_the_page_and_in_the_metrics(store, tmp_path):
     metrics = ask(routes, "/metrics").body
     assert b'debubble_source_up{pipeline="train"} 1.0' in metrics
     assert b'debubble_source_failures_total{pipeline="train"} 1.0' in metrics
-
-
-def test_only_what_was_given_up_is_tried_again(store, tmp_path):
-    routes = routes_of(store, tmp_path)
-    journal = routes._journal
-    claim = journal.claim("train", "a 1 2", ("/t/a",), now_s=1.0)
-    journal.finish(claim, analysis(sampled([0.1])), now_s=2.0, follow=lambda *_: None)
-    routes.refresh()
-    path = f"/api/pipelines/train/captures/{claim.number}/retry"
-    assert ask(routes, path, "POST").status == 404
-    assert ask(routes, path, "POST", origin="http://evil").status == 403
 
 
 def test_parameters_that_nothing_takes_are_refused(store, tmp_path):

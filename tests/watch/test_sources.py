@@ -14,7 +14,6 @@ from debubble.annexes.watch.sources import Scanner, remove_capture
 from debubble.errors import RunNotFound
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.run import find_run, read_run
-from debubble.trace.source import DEFAULT_LIMITS
 
 RUN = H200 / "1f1b_p2_m4"
 
@@ -33,7 +32,7 @@ def clock():
 
 def scanner(folder, clock, **more):
     source = Source(name="s", folder=str(folder), settle_s=10.0, poll_s=1.0, keep=None, **more)
-    return Scanner(source, DEFAULT_LIMITS, clock)
+    return Scanner(source, clock)
 
 
 def place(folder, *ranks):
@@ -78,16 +77,6 @@ def test_what_is_claimed_is_not_found_again_and_what_is_replaced_is(tmp_path, cl
     clock.now = 20.0
     (again,) = one.scan({ready.key})
     assert again.key != ready.key
-
-
-def test_hidden_and_foreign_files_are_nobodys_captures(tmp_path, clock):
-    one = scanner(tmp_path, clock)
-    (tmp_path / ".rank0.json.gz.partial").write_bytes(b"x")
-    (tmp_path / "notes.txt").write_text("hello")
-    (tmp_path / "settings.json").write_text("{}")
-    one.scan(())
-    clock.now = 99.0
-    assert one.scan(()) == ()
 
 
 def test_a_damaged_trace_is_a_capture_too_beside_its_ranks(tmp_path, clock):
@@ -140,17 +129,6 @@ def digest(folder):
 
 def names(ready):
     return [file.rpartition("/")[2] for file in ready.files]
-
-
-def test_a_digest_beside_its_trace_makes_no_capture_new(tmp_path, clock):
-    one = scanner(tmp_path, clock)
-    place(tmp_path / "a", 0, 1)
-    one.scan(())
-    clock.now = 10.0
-    (ready,) = one.scan(())
-    digest(tmp_path / "a")
-    clock.now = 30.0
-    assert one.scan([ready.key]) == ()
 
 
 def test_digests_alone_are_a_capture_unless_they_are_the_services_own(tmp_path, clock):

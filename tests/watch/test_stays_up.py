@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -14,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from support.services.console import type_command
 from support.services.hostile_engine import ANSWERS, hostile_engine
 from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
 
@@ -33,7 +31,7 @@ def folder_source(name, folder, *, more=""):
 
 
 def engine_source(number, folder, url):
-    more = f'server = "{url}"\nkind = "vllm"\nevery = "2s"\njitter = "0%"\nseconds = "10ms"\n'
+    more = f'server = "{url}"\nkind = "vllm"\nevery = "2s"\nseconds = "10ms"\n'
     return folder_source(f"engine{number}", folder / f"engine{number}", more=more)
 
 
@@ -115,7 +113,7 @@ def test_folders_with_whatever_in_them_end_nobody(tmp_path):
     with Watching(write_config(tmp_path, sources=sources)) as watch:
         place_capture(tmp_path, "first")
         watch.wait_for("analysed", source="train")
-        watch.wait_for("odd_names", source="bytes")
+        watch.wait_for("source_trouble", source="bytes")
         watch.wait_for("unreadable", source="damaged")
         watch.wait_for("unreadable", source="signs")
         place_capture(tmp_path, "second")
@@ -125,60 +123,6 @@ def test_folders_with_whatever_in_them_end_nobody(tmp_path):
         assert not [one for one in watch.events if one.get("event") in ("failed", "bug")]
         assert watch.stop() == 0
     assert stored(tmp_path) == 2
-
-
-# By what is damaged, a row each: all of one group at once.
-DAMAGES = {
-    "a group of rows": {
-        "a capture": "UPDATE watch_captures SET data='{\"bucket\": ' WHERE id=1",
-        "a time": "UPDATE watch_captures SET found_s='yesterday', finished_s=1e300 WHERE id=2",
-        "files": "UPDATE watch_captures SET state='claimed', files='[3' WHERE id=3",
-        "a count": "UPDATE watch_captures SET state='claimed', attempts='x' WHERE id=4",
-        "states": "UPDATE watch_states SET data='[]'",
-        "an alert": "INSERT INTO watch_alerts (source, kind, subject, raised_s, capture_id, data) "
-        "VALUES ('train', 'plan_outdated', 'plan', 1e300, 'x', '{')",
-        "figures": "UPDATE watch_points SET value='many', bucket='wide', at_s='then'",
-        "a measurement": "UPDATE measurements SET data='{}' WHERE id=1",
-        "a server's traffic": "INSERT INTO watch_triggers (source, began_s, ended_s, data) "
-        "VALUES ('train', 9e15, 1, '{\"a\": 1}')",
-    },
-    "others": {
-        "a state's name": "UPDATE watch_states SET name='level/bubble_fraction/x' WHERE name LIKE "
-        "'level/bubble%'",
-        "figures beyond all": "UPDATE watch_points SET value=9e999",
-    },
-}
-
-
-@pytest.mark.parametrize("group", DAMAGES)
-def test_damaged_rows_end_nobody(tmp_path, group):
-    config = write_config(tmp_path)
-    database = tmp_path / "history.db"
-    for number in range(4):
-        place_capture(tmp_path, f"c{number}")
-    with Watching(config) as watch:
-        watch.wait_for("analysed", count=4)
-        assert watch.stop() == 0
-    with contextlib.closing(sqlite3.connect(database)) as store:
-        for name, damage in DAMAGES[group].items():
-            assert store.execute(damage).rowcount, name
-        store.commit()
-    place_capture(tmp_path, "last")
-    with Watching(config) as watch:
-        watch.wait_for("analysed")
-        watch.ask_until(
-            "/api/pipelines",
-            lambda data: "last/" in (data["pipelines"][0]["latest"] or {}).get("capture", ""),
-        )
-        pages = [f"/pipelines/train/captures/{number}" for number in range(1, 6)]
-        for path in ("/", "/metrics", "/api/alerts", "/api/pipelines/train/captures",
-                     "/api/pipelines/train/trends", *pages):  # fmt: skip
-            assert watch.ask(path)[0] == 200, path
-        assert not [one for one in watch.events if one.get("event") in ("failed", "bug")]
-        assert watch.stop() == 0
-    said = type_command(f"debubble history --store sqlite:///{database}", tmp_path)
-    assert said.code == 0, said.err
-    assert ("damaged" in said.out) == ("a measurement" in DAMAGES[group])
 
 
 def workers_of(pid):
@@ -262,32 +206,3 @@ def test_what_was_given_up_is_listed_and_tried_again(tmp_path):
         watch.wait_for("analysed")
         assert watch.stop() == 0
     assert stored(tmp_path) == 1
-
-
-HEAPS = """
-import ctypes, threading
-from debubble.annexes.watch.supervise import share_one_heap
-if {shares}:
-    share_one_heap()
-together = threading.Barrier(5)
-def work():
-    held = bytearray(100_000)
-    together.wait()
-threads = [threading.Thread(target=work) for _ in range(4)]
-for thread in threads:
-    thread.start()
-together.wait()
-ctypes.CDLL(None).malloc_stats()
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library")
-def test_threads_of_the_service_keep_no_heaps_of_their_own():
-    def heaps(*, shares):
-        words = [sys.executable, "-c", HEAPS.format(shares=shares)]
-        return subprocess.run(words, capture_output=True, text=True, check=True).stderr.count(
-            "Arena"
-        )
-
-    assert heaps(shares=True) == 1
-    assert heaps(shares=False) > 1

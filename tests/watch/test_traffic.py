@@ -48,14 +48,6 @@ def test_ranks_of_a_pipeline_tell_one_queue_and_replicas_have_their_own():
     assert two.waiting == 7.0
 
 
-def test_engines_of_vllm_have_queues_of_their_own():
-    page = "".join(
-        f'vllm:num_requests_waiting{{engine="{engine}",model_name="m"}} {waiting}\n'
-        for engine, waiting in ((0, 2.0), (1, 5.0))
-    )
-    assert parse_metrics(page).waiting == 7.0
-
-
 @pytest.mark.parametrize("page", ["", "nonsense", "sglang:num_queue_reqs NaN\n"])
 def test_a_page_without_figures_tells_nothing(page):
     told = parse_metrics(page)

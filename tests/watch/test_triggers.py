@@ -68,7 +68,7 @@ def engine(folder):
 def source(one, *, every="300ms", seconds="200ms", around="0s", more=""):
     return (
         f'[[source]]\nname = "{one.folder.name}"\nfolder = "{one.folder}"\nserver = "{one.url}"\n'
-        f'kind = "vllm"\nevery = "{every}"\njitter = "0%"\nseconds = "{seconds}"\n'
+        f'kind = "vllm"\nevery = "{every}"\nseconds = "{seconds}"\n'
         f'settle = "0s"\npoll = "100ms"\naround = "{around}"\n{more}'
     )
 
@@ -133,17 +133,6 @@ def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
             watch.wait_for("profile_ended")
             assert (Engine.profiling, one.captures) == (0, 1)
             watch.wait_for("analysed")
-
-
-@pytest.mark.slow
-def test_quiet_hours_are_kept(tmp_path):
-    """Meanwhile another server, that has none, is captured again and again."""
-    with engine(tmp_path / "a") as one, engine(tmp_path / "b") as other:
-        more = 'quiet_hours = ["00:00-12:00", "12:00-00:00"]\n'
-        with Watching(configure(tmp_path, [one], more=more, witness=other)) as watch:
-            watch.wait_for("capturing", count=4, source="b")
-            assert watch.stop() == 0
-        assert one.captures == 0
 
 
 @pytest.mark.slow

@@ -107,9 +107,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     Commas join captures of one setting. Results of load generators are compared, too.
     """
-    from debubble.measure.compare import DEFAULT_THRESHOLD, compare
+    from debubble.measure.compare import DEFAULT_THRESHOLD, compare, compare_causes
     from debubble.measure.comparison import Verdict
-    from debubble.report.answers.compare import answer_compare, compare_causes
+    from debubble.report.answers.compare import answer_compare
     from debubble.report.compare import compare_page
     from debubble.report.html.measured import compare_report
 
@@ -135,7 +135,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         limit_bytes=limit_bytes,
     )
-    answer = answer_compare(found, gaps, compare_causes(*(side.captures for side in sides)))
+    answer = answer_compare(
+        found, gaps, compare_causes(*([run.shares for run in side.captures] for side in sides))
+    )
     page = compare_page(answer, manners.hint(_next_command(after, found)))
     if kept and found.predicted is None:
         count = counted(len(kept), "prediction")

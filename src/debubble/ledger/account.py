@@ -1,8 +1,13 @@
-"""A replayed step in → every nanosecond under one cause, waits followed to what was waited for.
+"""A measured step in → every nanosecond under one cause, waits followed to what was waited for.
 
-A wait is followed to the activity waited for, and on from there as long as that waits too: from a
-pass to the message it needs, to the batch that has not started, to the pass before that batch, to
-the rank of that pass. All at one instant, so that a wait may be cut into several.
+A wait belongs to what it waited for last, and from there on back to what that waited for, as long
+as it waits: `Happened` of the engine, over the edges that a replay runs on. Rank 1 waits here for
+its F 0, from 0 to 7:
+
+    rank 0   [ F 0 ]──send─┐         0 to 4   rank 0's F 0: the send had nothing else to wait for
+    rank 1   recv··········[ F 0 ]   4 to 7   the message, from when both sides were there
+
+What is found is cut into causes: a pass by how far it was, a message by what its peers take.
 """
 
 from __future__ import annotations
@@ -10,7 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, TypeAlias
+from itertools import accumulate
+from operator import or_
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +25,11 @@ from numpy.typing import NDArray
 from debubble.ledger.causes import CAUSES, NUMBER_OF, Cause, RootKind, Stretch
 from debubble.ledger.model import Account
 from debubble.links.hop_times import ExpectedTimes
+from debubble.simulate import events
 from debubble.simulate.costs.passes import PassCosts, collectives_of
+from debubble.simulate.engine import Engine
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import I64, Flags, Intervals, RankTimeline, split, without
-
-_MOST_A_RANK = 16
 
 
 class Piece(NamedTuple):
@@ -33,235 +40,110 @@ class Piece(NamedTuple):
     kind: RootKind
     row: int
     queued: bool = False
+    """On the way to it a message stood behind another one in its queue."""
 
 
-Way: TypeAlias = "Iterator[Piece | Way | _Queued]"
-"""What is found on the way to whoever is to blame: pieces, and further ways to go."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHost:
+    """What held a rank up besides passes and messages, from the start of the window."""
 
+    collectives: Intervals
+    """Of passes; those that nothing covered."""
+    data_parallel: Intervals
+    """Gathers and reductions beside passes."""
+    unissued: Intervals
+    """Its host had not issued what ran next."""
+    synchronised: Intervals
+    """Its device had kept that host."""
 
-class _Queued(NamedTuple):
-    """A way behind others in a queue: all that is found on it is."""
-
-    way: Way
-
-
-class Blame:
-    """Follows the waits of one step. Times count from the start of its window."""
-
-    def __init__(
-        self,
-        step: MeasuredStep,
-        unissued: tuple[Intervals, ...],
-        synchronised: tuple[Intervals, ...],
-        collectives: tuple[Intervals, ...],
-        data_parallel: tuple[Intervals, ...],
-    ) -> None:
-        """Take when each rank's host was late or kept, and when it was in collectives.
-
-        `unissued`: it had not issued what ran next; `synchronised`: its device kept it. Collectives
-        are those that nothing covered: of passes, and of data parallelism beside them.
-        """
-        self._collectives, self._data_parallel = collectives, data_parallel
-        self._step = step
-        self._unissued = unissued
-        self._synchronised = synchronised
-        program, times = step.program, step.times
-        # As lists: they are asked once a wait and stage, which in a long pipeline is millions.
-        self._rows: list[list[int]] = [[] for _ in program.ranks]
-        self._places: list[int] = program.passes.place.tolist()
-        for row, place in enumerate(self._places):
-            self._rows[place].append(row)
-        begins = times.pass_start.tolist()
-        self._starts = [[begins[row] for row in rows] for rows in self._rows]
-        self._ends: list[int] = times.pass_end.tolist()
-        self._last = int(times.pass_end.argmax())
-        self._inputs = _inputs(step)
-        self._carried: list[list[int]] = [[] for _ in range(len(program.batches))]
-        for number, (sent, received) in enumerate(
-            zip(program.messages.sent.tolist(), program.messages.received.tolist(), strict=True)
-        ):
-            self._carried[sent].append(number)
-            self._carried[received].append(number)
-        self._followed: set[tuple[str, int]] = set()
-        # At one instant each rank has one pass under way and a few batches in its queues.
-        self._longest = _MOST_A_RANK * len(program.ranks)
-
-    def follow(self, place: int, begin: int, end: int) -> Iterator[Piece]:
-        """Yield why a rank waited from `begin` to `end`, in no pass: pieces that cover it.
-
-        A way leads through every stage of a pipeline: what is followed next is kept in a list, so
-        that no pipeline is too deep for Python.
-        """
-        self._followed.clear()
-        number = bisect_right(self._starts[place], begin)
-        way = self._unfinished(self._last, begin, end)
-        if number < len(self._rows[place]):
-            way = self._not_started(self._rows[place][number], begin, end)
-        ways = [(way, False)]
-        while ways:
-            way, queued = ways[-1]
-            found = next(way, None)
-            if found is None:
-                ways.pop()
-            elif isinstance(found, Piece):
-                yield found._replace(queued=True) if queued else found
-            elif isinstance(found, _Queued):
-                ways.append((found.way, True))
-            else:
-                ways.append((found, queued))
-
-    def _not_started(self, row: int, begin: int, end: int) -> Way:
-        """Say why a pass has not started, while its rank is in no other pass."""
-        arrival, message, producer = self._inputs[row]
-        until = min(end, arrival)
-        if begin < until:
-            if message >= 0:
-                yield self._on_its_way(message, begin, until)
-            else:
-                yield self._unfinished(producer, begin, until)
-        if (ready := max(begin, until)) < end:
-            yield self._host(self._places[row], ready, end)
-
-    def _unfinished(self, row: int, begin: int, end: int) -> Way:
-        """Say what a pass that has not ended is doing, or what its rank does instead."""
-        if self._turns_back("pass", row):
-            yield Piece(begin, end, RootKind.NOTHING, -1)
-            return
-        place = self._places[row]
-        rows, starts = self._rows[place], self._starts[place]
-        at = begin
-        while at < end:
-            number = bisect_right(starts, at)
-            current = rows[number - 1] if number else -1
-            until = min(end, starts[number]) if number < len(rows) else end
-            if current >= 0 and (over := self._ends[current]) > at:
-                until = min(until, over)
-                yield Piece(at, until, RootKind.PASS, current)
-            elif number < len(rows):
-                yield self._not_started(rows[number], at, until)
-            else:
-                yield Piece(at, until, RootKind.NOTHING, -1)
-            at = until
-        self._followed.discard(("pass", row))
-
-    def _on_its_way(self, message: int, begin: int, end: int) -> Way:
-        """Say why a message has not been received: who is not there, or the wire."""
-        messages, times = self._step.program.messages, self._step.times
-        sent, received = int(messages.sent[message]), int(messages.received[message])
-        both = int(max(times.batch_start[sent], times.batch_start[received]))
-        until = min(end, both)
-        if begin < until:
-            later = received if times.batch_start[received] > times.batch_start[sent] else sent
-            yield self._batch_not_started(later, begin, until)
-        if (at := max(begin, until)) < end:
-            yield Piece(at, end, RootKind.MESSAGE, message)
-
-    def _batch_not_started(self, batch: int, begin: int, end: int) -> Way:
-        """Say what a batch stands behind: a pass issued before it, or another batch."""
-        if self._turns_back("batch", batch):
-            yield Piece(begin, end, RootKind.NOTHING, -1)
-            return
-        batches, times = self._step.program.batches, self._step.times
-        after, before = int(batches.after[batch]), int(batches.before[batch])
-        computed = int(times.pass_end[after]) if after >= 0 else begin
-        free = int(times.batch_end[before]) if before >= 0 else begin
-        at = begin
-        if at < (until := min(end, computed)):
-            yield self._unfinished(after, at, until)
-            at = until
-        if at < (until := min(end, free)):
-            yield _Queued(self._batch_unfinished(before, at, until))
-            at = until
-        launched = int(batches.launched_after[batch])
-        begun = int(times.batch_start[launched]) if launched >= 0 else begin
-        if at < (until := min(end, begun)):
-            yield _Queued(self._batch_not_started(launched, at, until))
-            at = until
-        issued = int(self._step.lengths.batch_floor[batch])
-        if at < (until := min(end, issued)):
-            yield self._late(int(batches.place[batch]), at, until)
-            at = until
-        if at < end:
-            yield self._host(int(batches.place[batch]), at, end)
-        self._followed.discard(("batch", batch))
-
-    def _batch_unfinished(self, batch: int, begin: int, end: int) -> Way:
-        times = self._step.times
-        at = begin
-        if at < (until := min(end, int(times.batch_start[batch]))):
-            yield self._batch_not_started(batch, at, until)
-            at = until
-        if at < end:
-            yield self._on_its_way(self._last_to_come(batch), at, end)
-
-    def _last_to_come(self, batch: int) -> int:
-        """Return the message of a batch whose other side came last."""
-        messages, times = self._step.program.messages, self._step.times
-        return max(
-            self._carried[batch],
-            key=lambda message: max(
-                times.batch_start[messages.sent[message]],
-                times.batch_start[messages.received[message]],
-            ),
-        )
-
-    def _host(self, place: int, begin: int, end: int) -> Way:
-        """Cut a stretch in which a rank could have gone on, by what held it up."""
-        for first, last, collective in split(self._collectives[place], begin, end):
+    def cut(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Cut a stretch in which the rank could have gone on, by what held it up."""
+        for first, last, collective in split(self.collectives, begin, end):
             if collective:
                 yield Piece(first, last, RootKind.COLLECTIVE, place)
                 continue
-            for begun, ended, gathers in split(self._data_parallel[place], first, last):
+            for begun, ended, gathers in split(self.data_parallel, first, last):
                 if gathers:
                     yield Piece(begun, ended, RootKind.DATA_PARALLEL, place)
-                else:
-                    yield self._host_late(place, begun, ended)
+                    continue
+                for since, until, late in split(self.unissued, begun, ended):
+                    if late:
+                        yield from self.cut_late(place, since, until)
+                    else:
+                        yield Piece(since, until, RootKind.NOTHING, place)
 
-    def _host_late(self, place: int, begin: int, end: int) -> Way:
-        """Say when the host of a rank was late; else nobody knows what held it up."""
-        late = self._unissued[place]
-        at = begin
-        row = int(np.searchsorted(late.end_ns, begin, side="right"))
-        while at < end and row < len(late.start_ns) and late.start_ns[row] < end:
-            if at < (start := int(late.start_ns[row])):
-                yield Piece(at, start, RootKind.NOTHING, place)
-                at = start
-            until = min(end, int(late.end_ns[row]))
-            yield self._late(place, at, until)
-            at = until
-            row += 1
-        if at < end:
-            yield Piece(at, end, RootKind.NOTHING, place)
-
-    def _late(self, place: int, begin: int, end: int) -> Way:
-        """Cut a stretch in which a host was late: kept until its device was done, or of itself."""
-        for first, last, kept in split(self._synchronised[place], begin, end):
+    def cut_late(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Cut a stretch in which the host was late: kept by its device, or of itself."""
+        for first, last, kept in split(self.synchronised, begin, end):
             yield Piece(first, last, RootKind.HOST_SYNC if kept else RootKind.HOST, place)
 
-    def _turns_back(self, what: str, row: int) -> bool:
-        """Tell a circle, or a way too long, which only a trace that contradicts itself can have."""
-        if (what, row) in self._followed or len(self._followed) >= self._longest:
-            return True
-        self._followed.add((what, row))
-        return False
 
+class Waits:
+    """Says why a rank waited, for any wait of a step. Times count from the start of its window."""
 
-def _inputs(step: MeasuredStep) -> list[tuple[int, int, int]]:
-    """Return for each pass when its last input came, and by which message or from which pass."""
-    program, times = step.program, step.times
-    found: list[tuple[int, int, int]] = [(np.iinfo(np.int64).min, -1, -1)] * len(program.passes)
-    arrivals: I64 = times.batch_end[program.messages.received]
-    for message, consumer in enumerate(program.messages.consumer.tolist()):
-        if consumer >= 0:
-            found[consumer] = max(found[consumer], (int(arrivals[message]), message, -1))
-    for needing, needed in program.needs.tolist():
-        found[needing] = max(found[needing], (int(times.pass_end[needed]), -1, needed))
-    carried = {batch: row for row, batch in enumerate(program.messages.sent.tolist())}
-    carried |= {batch: row for row, batch in enumerate(program.messages.received.tolist())}
-    for waiting, batch in program.waits.tolist():
-        ended = (int(times.batch_end[batch]), carried[batch], -1)
-        found[waiting] = max(found[waiting], ended)
-    return found
+    def __init__(self, step: MeasuredStep, hosts: tuple[RankHost, ...]) -> None:
+        """Take what held each rank up besides."""
+        program, times = step.program, step.times
+        passes, messages = program.passes, program.messages
+        self._hosts = hosts
+        self._happened = Engine(program).measured(times)
+        self._passes, self._batches = len(passes), len(program.batches)
+        places = range(len(program.ranks))
+        self._rows = [np.flatnonzero(passes.place == place).tolist() for place in places]
+        self._starts = [[self._happened.moments_ns[row] for row in rows] for rows in self._rows]
+        self._places = [*passes.place.tolist(), *program.batches.place.tolist()]
+        self._issued: list[int] = step.lengths.batch_floor.tolist()
+        self._end = self._passes + int(times.pass_end.argmax())
+        # A batch lasts until the message whose sides were there last has come.
+        there = np.maximum(times.batch_start[messages.sent], times.batch_start[messages.received])
+        latest = np.argsort(there, kind="stable")
+        carried = np.full(self._batches, -1)
+        sides = np.stack((messages.sent[latest], messages.received[latest]), axis=1)
+        carried[sides.ravel()] = np.repeat(latest, 2)  # the last to be written stays
+        self._carried: list[int] = carried.tolist()
+        needs = zip(messages.consumer.tolist(), messages.received.tolist(), strict=True)
+        self._inputs = {need: message for message, need in enumerate(needs)}
+        """By pass and batch, the message that the pass needs of it."""
+
+    def follow(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Yield why a rank waited from `begin` to `end`, in no pass: pieces that cover it."""
+        number = bisect_right(self._starts[place], begin)
+        rows = self._rows[place]
+        waited_for = rows[number] if number < len(rows) else self._end
+        way = [*self._happened.way_back(waited_for, begin, end)]
+        behind = [self._stands_behind_another(stretch.event) for stretch in way]
+        queued = [False, *accumulate(behind, or_)]
+        for stretch, is_queued in zip(reversed(way), reversed(queued[:-1]), strict=True):
+            for piece in self._of(stretch):
+                yield piece._replace(queued=True) if is_queued else piece
+
+    def _stands_behind_another(self, event: int) -> bool:
+        """Tell a batch whose start waited for another batch last."""
+        first, end = 2 * self._passes, 2 * self._passes + self._batches
+        return first <= event < end and self._happened.last_source[event] >= first
+
+    def _of(self, stretch: events.Stretch) -> Iterator[Piece]:
+        """Say what a rank did, or did not, while all that an event needs was there."""
+        event, waiting, begin, end = stretch
+        starts_of_batches, ends_of_batches = 2 * self._passes, 2 * self._passes + self._batches
+        if event < 0:
+            yield Piece(begin, end, RootKind.NOTHING, -1)
+        elif event < self._passes:
+            yield from self._hosts[self._places[event]].cut(self._places[event], begin, end)
+        elif event < starts_of_batches:
+            yield Piece(begin, end, RootKind.PASS, event - self._passes)
+        elif event < ends_of_batches:
+            batch = event - starts_of_batches
+            place = self._places[self._passes + batch]
+            issued = min(max(self._issued[batch], begin), end)
+            if begin < issued:
+                yield from self._hosts[place].cut_late(place, begin, issued)
+            if issued < end:
+                yield from self._hosts[place].cut(place, issued, end)
+        else:
+            batch = event - ends_of_batches
+            message = self._inputs.get((waiting, batch), self._carried[batch])
+            yield Piece(begin, end, RootKind.MESSAGE, message)
 
 
 Cut = tuple[int, int, Cause]
@@ -308,13 +190,12 @@ class _Cutter:
         step: MeasuredStep,
         costs: PassCosts,
         expected: ExpectedTimes,
-        collectives: tuple[Intervals, ...],
-        data: tuple[Intervals, ...],
+        hosts: tuple[RankHost, ...],
     ) -> None:
         self._step = step
         self._costs = costs
         self._expected = expected.seen
-        self._collectives, self._data = collectives, data
+        self._hosts = hosts
         self._bounds: dict[int, tuple[int, int, int, int, int, int]] = {}
         passes, times = step.program.passes, step.times
         places = range(len(step.program.ranks))
@@ -338,15 +219,14 @@ class _Cutter:
         Its data come between the last two.
         """
         began, place, equal, sound, usual, uneven = self._bounds_of(piece.row)
-        collectives, data = self._collectives[place], self._data[place]
-        for begin, end, cause in _by_collective(collectives, data, piece.begin, piece.end):
+        host = self._hosts[place]
+        for begin, end, cause in _by_collective(host, piece.begin, piece.end):
             if cause is not None:
                 yield begin, end, cause
                 continue
             # Where in the pass this stretch begins, collectives before it left out.
             into = begin - began
-            if len(collectives.start_ns) or len(data.start_ns):
-                into -= collectives.inside(began, begin) + data.inside(began, begin)
+            into -= host.collectives.inside(began, begin) + host.data_parallel.inside(began, begin)
             scheduled = Cause.TURNAROUND
             if begin < self._first[waiter]:
                 scheduled = Cause.WARM_UP
@@ -393,18 +273,13 @@ class _Cutter:
         yield from _steps(piece.begin, piece.end, ((fair, Cause.TRANSFER),), Cause.SLOW_LINK)
 
 
-def _by_collective(
-    collectives: Intervals, data: Intervals, begin: int, end: int
-) -> Iterator[tuple[int, int, Cause | None]]:
+def _by_collective(host: RankHost, begin: int, end: int) -> Iterator[tuple[int, int, Cause | None]]:
     """Cut a stretch by the collectives that it lies in: of passes, beside them, or none."""
-    if not len(collectives.start_ns) and not len(data.start_ns):
-        yield begin, end, None
-        return
-    for first, last, inside in split(collectives, begin, end):
+    for first, last, inside in split(host.collectives, begin, end):
         if inside:
             yield first, last, Cause.COLLECTIVE
             continue
-        for begun, ended, beside in split(data, first, last):
+        for begun, ended, beside in split(host.data_parallel, first, last):
             yield begun, ended, Cause.DATA_PARALLEL if beside else None
 
 
@@ -416,24 +291,26 @@ def account_step(
 ) -> Account:
     """Cut ranks and window into intervals with one cause each; nothing is left out."""
     begin, length = step.begin_ns, int(step.times.pass_end.max())
-    collectives = tuple(clip(collectives_of(rank), begin, length) for rank in ranks)
-    unissued = tuple(_shift(rank.unissued, begin) for rank in ranks)
-    synchronised = tuple(_shift(rank.synchronised, begin) for rank in ranks)
-    data = tuple(clip(rank.data_parallel, begin, length) for rank in ranks)
-    blame = Blame(step, unissued, synchronised, collectives, data)
-    cutter = _Cutter(step, costs, expected, collectives, data)
+    hosts = tuple(
+        RankHost(
+            collectives=clip(collectives_of(rank), begin, length),
+            data_parallel=clip(rank.data_parallel, begin, length),
+            unissued=clip(rank.unissued, begin, length),
+            synchronised=clip(rank.synchronised, begin, length),
+        )
+        for rank in ranks
+    )
+    waits, cutter = Waits(step, hosts), _Cutter(step, costs, expected, hosts)
     parts = []
-    for place, rank in enumerate(ranks):
-        computes = without(clip(rank.occupied, begin, length), collectives[place])
-        computes = without(computes, data[place])
-        mine = step.program.passes.place == place
-        passes = Intervals(start_ns=step.times.pass_start[mine], end_ns=step.times.pass_end[mine])
-        late = unissued[place], synchronised[place]
-        held = collectives[place], data[place]
-        known, waits = _cut_rank(computes, held, passes, late, length)
+    for place, (rank, host) in enumerate(zip(ranks, hosts, strict=True)):
+        computes = without(clip(rank.occupied, begin, length), host.collectives)
+        computes = without(computes, host.data_parallel)
+        runs = step.program.passes.place == place
+        passes = Intervals(start_ns=step.times.pass_start[runs], end_ns=step.times.pass_end[runs])
+        known, idle = _cut_rank(computes, host, passes, length)
         rows = _Rows(place)
-        for wait in waits:
-            for piece in blame.follow(place, *wait):
+        for wait in idle:
+            for piece in waits.follow(place, *wait):
                 for cut in cutter.cut(place, piece):
                     rows.add(_claimed(step, place, piece, cut) if _CLAIMING else cut, piece)
         parts.append(_in_order(place, known, rows))
@@ -489,27 +366,19 @@ def _claimed(step: MeasuredStep, place: int, piece: Piece, cut: Cut) -> Cut:
 
 
 def _cut_rank(
-    computes: Intervals,
-    held: tuple[Intervals, Intervals],
-    passes: Intervals,
-    late: tuple[Intervals, Intervals],
-    length: int,
+    computes: Intervals, host: RankHost, passes: Intervals, length: int
 ) -> tuple[tuple[I64, I64, I64], list[tuple[int, int]]]:
-    """Return what a rank did, and gaps inside its passes, by cause; and its waits between them.
-
-    `held` is when it was in collectives of its passes, and beside them; `late` when its host had
-    not issued what ran next, and when it was kept by a call.
-    """
-    (collectives, data), (unissued, synchronised) = held, late
+    """Return what a rank did, and gaps inside its passes, by cause; and its waits between them."""
+    collectives, data = host.collectives, host.data_parallel
     edges = [np.array([0, length])]
-    for intervals in (computes, collectives, data, passes, unissued, synchronised):
+    for intervals in (computes, collectives, data, passes, host.unissued, host.synchronised):
         edges += [intervals.start_ns, intervals.end_ns]
     moments = np.unique(np.clip(np.concatenate(edges), 0, length))
     start, end = moments[:-1], moments[1:]
     occupied = _covers(computes, start) | _covers(collectives, start) | _covers(data, start)
     waits = ~occupied & ~_covers(passes, start)
-    whose = np.where(_covers(synchronised, start), _HOST_SYNC, _HOST)
-    cause = np.where(_covers(unissued, start), whose, _UNEXPLAINED)
+    whose = np.where(_covers(host.synchronised, start), _HOST_SYNC, _HOST)
+    cause = np.where(_covers(host.unissued, start), whose, _UNEXPLAINED)
     cause = np.where(_covers(data, start), _DATA_PARALLEL, cause)
     cause = np.where(_covers(collectives, start), _COLLECTIVE, cause)
     cause = np.where(_covers(computes, start), _COMPUTE, cause)
@@ -561,10 +430,6 @@ def _steps(
             at = until
     if at < end:
         yield at, end, rest
-
-
-def _shift(intervals: Intervals, begin: int) -> Intervals:
-    return Intervals(start_ns=intervals.start_ns - begin, end_ns=intervals.end_ns - begin)
 
 
 def clip(intervals: Intervals, begin: int, length: int) -> Intervals:

@@ -33,8 +33,8 @@ from debubble.simulate.costs.passes import (
     measure_passes,
 )
 from debubble.simulate.costs.uneven_data import even_times
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.measured import MeasuredStep, measure_step
-from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import I64, Intervals, RankTimeline, Timeline
 from debubble.timeline.replicas import Workers
 from debubble.timeline.steps import only_steps

@@ -15,9 +15,10 @@ from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate.costs.passes import PassCosts, trailing_activity
 from debubble.simulate.costs.wire_pools import SLOW
 from debubble.simulate.engine import Engine, run_shared
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
-from debubble.simulate.program import NEVER_NS, Lengths, Times
+from debubble.simulate.program import Lengths, Times
 from debubble.timeline.model import I64, Flags
 
 HEAD_OF_LINE, ALL = "head_of_line", "all"

@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import TypeAlias, TypeVar
 
+from debubble.ledger.causes import CAUSES, Cause
 from debubble.measure.comparison import (
+    CauseChange,
     Comparison,
     Confidence,
     Delta,
@@ -69,12 +72,11 @@ _OF_WINDOWS = (
 )
 
 
-def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
+def compare(
     before: Measurement,
     after: Measurement,
     *,
     threshold: float = DEFAULT_THRESHOLD,
-    target_batch: float | None = None,
     limit_bytes: int | None = None,
     change: str | None = None,
 ) -> Comparison:
@@ -104,7 +106,7 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
     deltas = {name: _hold(name, *pair, threshold) for name, pair in sides.items()}
     decider = deltas[decided_by]
     memory = _memory(before, after, limit_bytes)
-    impossible = (*why_not(*wanted), *_off_target(sizes, target_batch))
+    impossible = why_not(*wanted)
     if decider.change is None:
         impossible = (*impossible, f"{decided_by.replace('_', ' ')} is not known on both sides")
     verdict, because = _verdict(deltas, decider)
@@ -447,18 +449,6 @@ def why_not(before: Measurement, after: Measurement) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def _off_target(sizes: tuple[float, float] | None, target_batch: float | None) -> tuple[str, ...]:
-    if target_batch is None:
-        return ()
-    if sizes is None:
-        return ("the batch is not known, and was to be stated",)
-    return tuple(
-        f"the batch {name} is {size:g} microbatches, not {target_batch:g}"
-        for name, size in zip(("before", "after"), sizes, strict=True)
-        if abs(size / target_batch - 1) > SAME_BATCH
-    )
-
-
 def setting_changes(before: Measurement, after: Measurement) -> tuple[Difference, ...]:
     """List what was changed of the pipeline itself."""
     pairs: dict[str, tuple[object, object]] = {
@@ -489,6 +479,29 @@ def environment_changes(before: Measurement, after: Measurement) -> tuple[Differ
         )
         pairs[name] = (was, came)
     return _changed(pairs)
+
+
+def compare_causes(
+    before: Sequence[Mapping[Cause, float] | None], after: Sequence[Mapping[Cause, float] | None]
+) -> tuple[CauseChange, ...]:
+    """Hold the shares of causes of two sides against each other: means over captures.
+
+    Nothing where all captures of a side lack an account.
+    """
+    known = [[shares for shares in side if shares is not None] for side in (before, after)]
+    if not all(known):
+        return ()
+    means = [
+        {cause: fmean(shares.get(cause, 0.0) for shares in side) for cause in CAUSES}
+        for side in known
+    ]
+    return tuple(
+        CauseChange(
+            cause=str(cause), before_fraction=means[0][cause], after_fraction=means[1][cause]
+        )
+        for cause in CAUSES
+        if means[0][cause] or means[1][cause]
+    )
 
 
 def _changed(pairs: Mapping[str, tuple[object, object]]) -> tuple[Difference, ...]:

@@ -75,6 +75,15 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CauseChange:
+    """A cause of the ledger, as shares of the batch, or of the time of a stream."""
+
+    cause: str
+    before_fraction: float
+    after_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two measurements, and what to make of them."""
 

@@ -1,6 +1,6 @@
 """What a load generator wrote in → what users of a server saw.
 
-The JSON of `vllm bench serve --save-result` (`debubble.annexes.load` writes the same), guidellm and
+The JSON of `vllm bench serve --save-result` (and of the load of the example server), guidellm and
 aiperf. With its requests one by one in it (`--save-detailed`, guidellm), each request is a sample;
 a summary is one sample of each figure, and it takes several runs to tell a change from noise.
 """

@@ -182,10 +182,7 @@ class Store:
                 created_at(row.created_s)
                 measurement = msgspec.json.decode(row.data, type=Measurement)
                 records.append(msgspec.convert({**kept, "measurement": measurement}, type=Record))
-            except (
-                *(msgspec.MsgspecError, TypeError, ValueError),
-                *(ArithmeticError, RecursionError),
-            ) as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 why = f"record {row.id} of the history, {row.name!r}, is damaged: {error}"
                 damaged.append(Gap(code=Code.DAMAGED_RECORD, message=why))
         return tuple(records), tuple(damaged)

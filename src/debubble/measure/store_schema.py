@@ -36,10 +36,8 @@ tags = sa.Table(
 
 # Any number, as long as nobody else on the server takes the same one for a lock of theirs.
 _MIGRATION_LOCK = 0x6465627562
-# What each version of the store brought. Version 3 brought the tables of the service, which now
-# makes its own (`add_tables`); stores still carry the number.
-_MADE: tuple[tuple[sa.Table, ...], ...] = ((store_version, measurements), (tags,), ())
-VERSION = len(_MADE)
+# Counts up whenever a store as it was cannot be used as it is.
+VERSION = 3
 
 
 def read_version(connection: sa.Connection) -> int:
@@ -54,14 +52,12 @@ def read_version(connection: sa.Connection) -> int:
     return found
 
 
-def bring_up_to_date(connection: sa.Connection, found: int) -> None:
+def bring_up_to_date(connection: sa.Connection, version: int) -> None:
     """Make the tables that a store lacks, in the transaction that is open."""
-    if found >= VERSION:
-        return
-    for table in (table for made in _MADE[found:] for table in made):
-        table.create(connection)
-    connection.execute(store_version.delete())
-    connection.execute(store_version.insert().values(version=VERSION))
+    if version < VERSION:
+        metadata.create_all(connection, tables=[store_version, measurements, tags])
+        connection.execute(store_version.delete())
+        connection.execute(store_version.insert().values(version=VERSION))
 
 
 def wait_for_turn(connection: sa.Connection) -> None:

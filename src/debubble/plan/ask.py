@@ -11,8 +11,9 @@ from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, predict_idea, weigh
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import Communication
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.predict import Prediction
-from debubble.simulate.program import NEVER_NS, Times
+from debubble.simulate.program import Times
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
 from debubble.timeline.model import F64, I64, Flags, PassKind, Timeline
 from debubble.timeline.schedules import Order

@@ -30,9 +30,9 @@ from debubble.simulate.costs.memory import (
     predict_peaks,
 )
 from debubble.simulate.engine import Engine
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.predict import WhatIf, enough_draws, predict
-from debubble.simulate.program import OrderCycle
 from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import Basis, RunBasis

@@ -27,9 +27,10 @@ from debubble.ledger.savings import Remedies
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, headroom_after
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.predict import LAUNCH_SPREAD, predict
-from debubble.simulate.program import NEVER_NS, Lengths
+from debubble.simulate.program import Lengths
 from debubble.timeline.model import I64, Flags, PassKind
 from debubble.units import NS_PER_S
 

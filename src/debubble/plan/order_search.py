@@ -23,8 +23,8 @@ from debubble.plan.orders.messages import ONE_QUEUE, MessageCosts, window_of
 from debubble.plan.orders.pipeline import Pipeline, Rows, StageCosts, Times
 from debubble.plan.orders.search import BestOrder, Search
 from debubble.simulate.costs.memory import recomputed
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.predict import mean_lengths
-from debubble.simulate.program import OrderCycle
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import (
     Action,

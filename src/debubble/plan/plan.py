@@ -38,7 +38,7 @@ from debubble.plan.option import (
 from debubble.plan.order_search import OrderSearch
 from debubble.plan.split import Partition, best_split
 from debubble.simulate.communication import Communication
-from debubble.simulate.program import OrderCycle
+from debubble.simulate.events import OrderCycle
 from debubble.timeline.model import Timeline
 from debubble.timeline.steps import numbered
 from debubble.units import show_bytes

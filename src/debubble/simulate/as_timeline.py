@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.simulate.program import NEVER_NS, NONE, BatchTable, Program, Times, in_exchange
+from debubble.simulate.events import NEVER_NS
+from debubble.simulate.program import NONE, BatchTable, Program, Times, in_exchange
 from debubble.timeline.model import (
     I32,
     I64,

@@ -19,25 +19,15 @@ measured in, and no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from debubble.simulate.costs.passes import count_before, trailing_activity
+from debubble.simulate.events import NEVER_NS, Edges, Happened, Network, OrderCycle
 from debubble.simulate.lengths import several_partners
-from debubble.simulate.program import (
-    NEVER_NS,
-    Delays,
-    EventGraph,
-    Lengths,
-    OrderCycle,
-    Program,
-    Times,
-    Waits,
-    in_exchange,
-)
+from debubble.simulate.program import Lengths, Program, Times, in_exchange
 from debubble.timeline.model import F64, I64, Flags
 
 # Many runs go through in blocks that a processor's cache can hold.
@@ -47,16 +37,6 @@ _RUNS_AT_ONCE = 256
 _ROUNDS = 4
 # A pass that begins so soon after a batch could start competes with it.
 _AT_ONCE_NS = 20_000
-
-
-@dataclass(frozen=True, slots=True)
-class Edges:
-    """Events that wait for others, and which rows of which lengths lie between."""
-
-    target: I64
-    source: I64
-    length: str
-    rows: I64
 
 
 class Engine:
@@ -142,11 +122,14 @@ class Engine:
 
     def _edges(self) -> tuple[Edges, ...]:
         """Return all that waits; large, and asked for once."""
-        return (
-            *self._of_passes(),
-            *self._of_batches(queues=self._queues),
-            *(self._of_hosts() if len(self.program.syncs) else ()),
-        )
+        hosts = self._of_hosts() if len(self.program.syncs) else ()
+        return (*self._of_passes(), *self._of_batches(queues=self._queues), *hosts)
+
+    def measured(self, times: Times) -> Happened:
+        """Return when everything on the devices happened in a run, and what it waited for last."""
+        moments = (times.pass_start, times.pass_end, times.batch_start, times.batch_end)
+        edges = (*self._of_passes(), *self._of_batches(queues=True))
+        return Happened(np.concatenate(moments), edges)
 
     def _of_passes(self) -> tuple[Edges, ...]:
         """Let a pass start after the pass before it and its inputs, and end after its start."""
@@ -276,180 +259,3 @@ def in_a_pass(program: Program, times: Times, ready_ns: I64, until_ns: I64) -> F
         end = np.take_along_axis(times.pass_end[mine], np.maximum(last, 0), axis=0)
         inside[own] = (last >= 0) & (end > until_ns[own])
     return inside
-
-
-class Network:
-    """Runs one set of events with any lengths; events that follow one other alone are skipped."""
-
-    def __init__(
-        self,
-        events: int,
-        edges: tuple[Edges, ...],
-        *,
-        floored: Flags,
-        asked: I64,
-        used: Flags | None = None,
-    ) -> None:
-        """Only `floored` events, and such without sources, may have floors; unused edges go.
-
-        Events that are `asked` for alone, by `run_for`, are never skipped.
-        """
-        self._events = events
-        names = list(dict.fromkeys(part.length for part in edges))
-        target = np.concatenate([part.target for part in edges])
-        source = np.concatenate([part.source for part in edges])
-        name = np.concatenate([np.full(len(part.rows), names.index(part.length)) for part in edges])
-        rows = np.concatenate([part.rows for part in edges])
-        if used is not None:
-            target, source, name, rows = target[used], source[used], name[used], rows[used]
-        skips = ~floored & (np.bincount(target, minlength=events) == 1)
-        skips[asked] = False
-        # The edge into each event that is skipped.
-        into = np.zeros(events, dtype=np.int64)
-        only = np.flatnonzero(skips[target])
-        into[target[only]] = only
-        self._kept, self._skipped = np.flatnonzero(~skips), np.flatnonzero(skips)
-        self._number = np.where(skips, -1, np.cumsum(~skips) - 1)
-        """Of each event among those that are kept; -1 where it is skipped."""
-        edge = np.flatnonzero(~skips[target])
-        anchor, starts, passed = _walk_back(source[edge], skips, into, source)
-        # A new edge is as long as the old one that it ends with, and those that it goes past.
-        new, old = np.concatenate((np.arange(len(edge)), starts)), np.concatenate((edge, passed))
-        target, anchor = self._number[target[edge]], self._number[anchor]
-        left = _Left(
-            target=target,
-            source=anchor,
-            lengths=(new, names, name[old], rows[old]),
-            floored=floored[self._kept],
-            waits=Waits(len(self._kept), target, anchor),
-        )
-        # On many levels of few events one run takes longer than without, and may be the only one.
-        self._left = left if left.waits.narrow else left.put_on_levels()
-        anchor, starts, passed = _walk_back(self._skipped, skips, into, source)
-        self._anchor = self._number[anchor]
-        """The event, by its new number, that each skipped one follows."""
-        self._of_later = len(self._skipped), starts, names, name[passed], rows[passed]
-
-    @cached_property
-    def _later(self) -> _Totals:
-        """When what was skipped happens, after its anchor; many runs never ask."""
-        return _Totals(*self._of_later)
-
-    def refuse_circle(self) -> None:
-        """Raise `OrderCycle` where events wait for each other; what is on levels does not."""
-        if isinstance(self._left, _Left):
-            self._left.waits.levels()
-
-    def run(self, columns: Mapping[str, I64], floor_ns: I64) -> I64:
-        """Return when every event happens; a second dimension of lengths holds many runs."""
-        kept = self._run_kept(columns, floor_ns)
-        later = self._later.of(columns)
-        moments = np.empty((self._events, *kept.shape[1:]), dtype=np.int64)
-        moments[self._kept] = kept
-        steady = later.steady[:, None] if kept.ndim > 1 else later.steady
-        moments[self._skipped] = kept[self._anchor] + steady
-        if len(later.rows):
-            moments[self._skipped[later.rows]] += later.varied
-        return moments
-
-    def run_for(self, wanted: I64, columns: Mapping[str, I64], floor_ns: I64) -> I64:
-        """Return when some of the events that are asked for happen, and no others."""
-        return self._run_kept(columns, floor_ns, self._number[wanted])
-
-    def _run_kept(
-        self, columns: Mapping[str, I64], floor_ns: I64, wanted: I64 | None = None
-    ) -> I64:
-        floor, left = floor_ns[self._kept], self._left
-        if isinstance(left, _Left):
-            if all(column.ndim == 1 for column in (floor, *columns.values())):
-                after = _Totals(len(left.target), *left.lengths).of(columns)
-                moments = left.waits.run_once(after.steady, floor)
-                return moments if wanted is None else moments[wanted]
-            self._left = left = left.put_on_levels()
-        graph, totals = left
-        return graph.run_delays(totals.of(columns), floor, wanted)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Left:
-    """Events that are kept, by their new numbers, and the edges between them."""
-
-    target: I64
-    source: I64
-    lengths: tuple[I64, list[str], I64, I64]
-    """To which edge to add which length: of a name, by its number, in a row."""
-    floored: Flags
-    waits: Waits
-
-    def put_on_levels(self) -> tuple[EventGraph, _Totals]:
-        """Return what runs many runs at once, and the lengths of edges in its order."""
-        graph = EventGraph(
-            len(self.floored), self.target, self.source, self.floored, waits=self.waits
-        )
-        stands = np.empty(len(self.target), dtype=np.int64)
-        stands[graph.edge_order] = np.arange(len(stands))
-        new, names, name, rows = self.lengths
-        return graph, _Totals(len(stands), stands[new], names, name, rows)
-
-
-def _walk_back(start: I64, skips: Flags, into: I64, source: I64) -> tuple[I64, I64, I64]:
-    """Go back from events to the first that is kept.
-
-    Return it for each, and the edges passed: by which of the starts, and which edge.
-    """
-    at = start.copy()
-    rows, edges = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    while len(going := np.flatnonzero(skips[at])):
-        passed = into[at[going]]
-        rows.append(going)
-        edges.append(passed)
-        at[going] = source[passed]
-    return at, np.concatenate(rows), np.concatenate(edges)
-
-
-class _Totals:
-    """Adds up lengths by name."""
-
-    def __init__(self, count: int, new: I64, names: list[str], name: I64, rows: I64) -> None:
-        """Add to each of `new` totals the length of a name, by its number, in a row."""
-        self._count = count
-        self._parts: dict[str, list[tuple[I64, I64]]] = {}
-        """What to add to which total, and from which rows; totals in ascending order."""
-        for number, text in enumerate(names):
-            mine = np.flatnonzero(name == number)
-            chosen = [mine[part] for part in _without_repeats(new[mine])]
-            self._parts[text] = [(new[part], rows[part]) for part in chosen]
-
-    def of(self, columns: Mapping[str, I64]) -> Delays:
-        """Return the totals; those alone in two dimensions of which a part is."""
-        total = np.zeros(self._count, dtype=np.int64)
-        varies = np.zeros(self._count, dtype=bool)
-        wide = []
-        for name, parts in self._parts.items():
-            for new, rows in parts:
-                if columns[name].ndim > 1:
-                    varies[new] = True
-                    wide.append((new, rows, columns[name]))
-                else:
-                    total[new] += columns[name][rows]
-        chosen = np.flatnonzero(varies)
-        if not wide:
-            return Delays(steady=total, rows=chosen, varied=total[:0])
-        varied = np.empty((len(chosen), wide[0][2].shape[1]), dtype=np.int64)
-        number = np.cumsum(varies) - 1
-        for new, rows, column in wide:
-            first = varies[new]
-            varies[new] = False
-            varied[number[new[first]]] = column.take(rows[first], axis=0)
-            if not first.all():
-                varied[number[new[~first]]] += column.take(rows[~first], axis=0)
-        return Delays(steady=total, rows=chosen, varied=varied)
-
-
-def _without_repeats(numbers: I64) -> Iterator[I64]:
-    """Yield rows of numbers, in as many parts as a number is there, none twice in a part."""
-    order = np.argsort(numbers, kind="stable")
-    ordered = numbers[order]
-    time = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    for part in range(int(time.max(initial=-1)) + 1):
-        yield order[time == part]

@@ -14,8 +14,9 @@ import numpy as np
 from debubble.errors import UsageError
 from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import NEVER_NS, Lengths, Program, Times, in_exchange
+from debubble.simulate.program import Lengths, Program, Times, in_exchange
 from debubble.timeline.model import I32, I64, Flags, PassKind
 from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S, counted

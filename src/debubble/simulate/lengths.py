@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.simulate.costs.wire_pools import DRAIN_OVER_WIRE
-from debubble.simulate.program import NEVER_NS, Lengths, MessageTable, Program, Times, in_exchange
+from debubble.simulate.events import NEVER_NS
+from debubble.simulate.program import Lengths, MessageTable, Program, Times, in_exchange
 from debubble.timeline.model import I32, I64, U8, Flags, Intervals
 
 

@@ -37,9 +37,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.simulate.costs.passes import data_parallel_of
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import SeenLengths, measure_lengths
 from debubble.simulate.program import (
-    NEVER_NS,
     NONE,
     BatchTable,
     Lengths,

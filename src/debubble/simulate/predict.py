@@ -27,8 +27,9 @@ from debubble.simulate.costs.passes import (
 )
 from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, CROWDED, SlowHop, crowded
 from debubble.simulate.engine import Engine, in_a_pass
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import planned_engine
-from debubble.simulate.program import NEVER_NS, Lengths, Program, Times
+from debubble.simulate.program import Lengths, Program, Times
 from debubble.simulate.source import OF_MEDIAN, Source, moment_of
 from debubble.timeline.model import F64, Flags, PassKind
 from debubble.timeline.schedules import Order

@@ -25,9 +25,9 @@ from debubble.simulate.costs.passes import (
 )
 from debubble.simulate.costs.wire_pools import Hop, WirePools, join_pools, pool_wires
 from debubble.simulate.engine import in_a_pass
+from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import batch_gaps, pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
-from debubble.simulate.program import NEVER_NS
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import I64, Intervals, PassKind, RankTimeline, Timeline, without
 from debubble.timeline.steps import only_steps

@@ -15,6 +15,7 @@ from debubble.timeline.clock import Clocks, align, shift_transfers
 from debubble.timeline.model import (
     I32,
     I64,
+    NEVER_WAITED_NS,
     UNKNOWN,
     CollectiveKind,
     Flags,
@@ -43,6 +44,11 @@ _KINDS = {
 # Which way a message goes, counted in stages.
 _SENDS = {Op.FORWARD_SEND: 1, Op.BACKWARD_SEND: -1}
 _RECEIVES = {Op.FORWARD_RECEIVE: -1, Op.BACKWARD_RECEIVE: 1}
+# Whose result each message carries.
+_MAKES = {
+    Op.FORWARD_SEND: (Op.FORWARD,),
+    Op.BACKWARD_SEND: (Op.BACKWARD, Op.INPUT_GRAD),
+}
 # What rows besides passes and messages are, by their names; else their own name tells.
 _OUTSIDE = (
     (CLIPPING, re.compile(r"clip", re.IGNORECASE)),
@@ -55,6 +61,10 @@ _REDUCES = (
     (CollectiveKind.REDUCE_SCATTER, re.compile(r"reduce.?scatter", re.IGNORECASE)),
     (CollectiveKind.ALL_REDUCE, re.compile(r"all.?reduce", re.IGNORECASE)),
 )
+# The next message of a queue begins so soon after the one before it.
+_AT_ONCE_NS = 5_000
+# Timers of a rank that waits for its messages lie beside its passes for no more of them than this.
+_BESIDE = 0.01
 _COUNTED_FROM, _LAST_STEP = (0, 1), 2**31 - 1
 # Steps on one clock begin at least so much of a step apart, however far the first rank runs ahead.
 _AHEAD = 0.1
@@ -87,7 +97,7 @@ def build_from_table(table: OpTable) -> Timeline:
     table = _unfold(table, rank)
     start = table.start_ns + _lift(table)
     end = start + table.duration_ns
-    posts = _posts(table, rank, start, end)
+    posts = _posts(table, rank, start, end, is_pass)
     transfers, _ = match_transfers(posts)
     pipeline_of = np.zeros(int(rank.max()) + 1, dtype=np.int64)
     pipeline_of[rank] = table.pipeline
@@ -406,10 +416,13 @@ def _reductions(
     )
 
 
-def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, RankMessages]:
+def _posts(
+    table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
+) -> dict[int, RankMessages]:
     """Return each rank's messages; a peer is the one named, else the neighbouring stage's rank.
 
-    A rank is taken to wait for its messages, as Megatron and torch's 1F1B do.
+    A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
+    do: what it computes next is held up by them.
     """
     stages = zip(table.pipeline.tolist(), table.stage.tolist(), strict=True)
     home = dict(zip(stages, rank.tolist(), strict=True))
@@ -427,21 +440,68 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64) -> dict[int, RankMes
             for row in rows.tolist()
         ]
         is_send = np.isin(table.op[rows], tuple(_SENDS))
+        computes = union_of(start[(rank == name) & is_pass], end[(rank == name) & is_pass])
+        beside = int(computes.covered_until(end[rows[is_send]]).sum())
+        beside -= int(computes.covered_until(start[rows[is_send]]).sum())
+        waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
+        queue = _queues(start[rows], end[rows], np.array(peers), is_send)
+        made = _made(table, np.flatnonzero((rank == name) & is_pass), rows, end)
+        stood = _stood(start[rows], end[rows], queue)
+        made = np.where(made == _UNKNOWN_NS, start[rows], np.minimum(made, start[rows]))
         messages = Messages(
-            issued_ns=start[rows],
+            issued_ns=np.where(stood, made, start[rows]),
             peer=np.array(peers, dtype=np.int32),
             is_send=is_send,
             start_ns=start[rows],
             end_ns=end[rows],
             message_bytes=table.message_bytes[rows],
             fused=_fused(start[rows], end[rows]),
-            queue=_queues(start[rows], end[rows], np.array(peers), is_send),
+            queue=queue,
             tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
             timed=np.ones(len(rows), dtype=bool),
-            waited_ns=start[rows],
+            waited_ns=start[rows] if waits else np.full(len(rows), NEVER_WAITED_NS),
         )
         posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
+
+
+def _made(table: OpTable, passes: I64, rows: I64, end: I64) -> I64:
+    """Return when the pass ended whose result each message of a rank carries, where it is known.
+
+    The n-th send of a stage in a step, one way, carries the result of its n-th pass that way.
+    """
+    made = np.full(len(rows), _UNKNOWN_NS, dtype=np.int64)
+    group = table.step * (int(table.stage.max()) + 1) + table.stage
+    for op, kinds in _MAKES.items():
+        sends = np.flatnonzero(table.op[rows] == op)  # rows are sorted by start
+        sends = sends[np.argsort(group[rows[sends]], kind="stable")]
+        makers = passes[np.isin(table.op[passes], kinds)]
+        makers = makers[np.lexsort((end[makers], group[makers]))]
+        if not len(sends) or not len(makers):
+            continue
+        groups, first, count = np.unique(group[makers], return_index=True, return_counts=True)
+        own, begins, whose, sent = np.unique(
+            group[rows[sends]], return_index=True, return_inverse=True, return_counts=True
+        )
+        at = np.minimum(np.searchsorted(groups, own), len(groups) - 1)
+        known = ((groups[at] == own) & (sent % count[at] == 0))[whose]
+        number = (np.arange(len(sends)) - begins[whose]) // np.maximum(sent // count[at], 1)[whose]
+        maker = makers[np.minimum(first[at][whose] + number, len(makers) - 1)]
+        made[sends] = np.where(known, end[maker], _UNKNOWN_NS)
+    return made
+
+
+def _stood(start: I64, end: I64, queue: I32) -> Flags:
+    """Tell messages that began as soon as the one before them in their queue ended.
+
+    Then nobody noted when they were asked for: their rank may long have gone on.
+    """
+    stood = np.zeros(len(start), dtype=bool)
+    for number in np.unique(queue[queue >= 0]).tolist():
+        rows = np.flatnonzero(queue == number)
+        apart = start[rows][1:] - np.maximum.accumulate(end[rows])[:-1]
+        stood[rows[1:]] = (apart >= 0) & (apart <= _AT_ONCE_NS)
+    return stood
 
 
 def _queues(start: I64, end: I64, peer: NDArray[np.integer[Any]], is_send: Flags) -> I32:

@@ -27,8 +27,8 @@ from debubble.trace.source import DEFAULT_LIMITS, Limits, Source, file_time_s, s
 _PREFIX_BYTES = 256 * 1024
 
 FORMATS: dict[str, Format] = {
-    found.name: found
-    for found in sorted(
+    known.name: known
+    for known in sorted(
         (
             import_module(f"debubble.trace.{module.name}").FORMAT
             for module in iter_modules(trace.__path__)
@@ -49,8 +49,7 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
         problem = source.damage or "is empty"
         raise TraceError(problem, hint="record the trace again", file=file)
     for known in FORMATS.values():
-        signed = not known.sign or any(sign.search(prefix) for sign in known.sign)
-        if (signed or known.may_name(file)) and (found := known.recognise(file, prefix)):
+        if found := known.recognise(file, prefix):
             return found
     opening = scan_opening(prefix)
     is_json = _is_json(prefix, opening)

@@ -7,11 +7,12 @@ Nothing here knows of pipelines. A row of a table is an index into its arrays; `
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -257,6 +258,7 @@ _COLUMN_TYPES: dict[str, type[np.integer[Any]]] = {
 }
 
 TableType = TypeVar("TableType", bound=Table)
+Name = TypeVar("Name", bound=Hashable)
 
 
 def column_types(table: type[Any]) -> dict[str, type[np.integer[Any]]]:
@@ -280,6 +282,18 @@ def build(table: type[TableType], rows: int, /, **columns: object) -> TableType:
     return table(**made)
 
 
+class Interner(dict[Name, int]):
+    """`interner[name]` is the name's number; new names get the next one."""
+
+    def __missing__(self, name: Name) -> int:
+        number = self[name] = len(self)
+        return number
+
+    def all(self) -> tuple[Name, ...]:
+        """Return all names, by number."""
+        return tuple(self)
+
+
 def fit_int32(values: NDArray[np.generic]) -> I32:
     """Fit numbers of strangers into 32 bits; what does not fit is unknown."""
     wide = values.astype(np.int64, copy=False)
@@ -291,8 +305,7 @@ _COMMUNICATION_PREFIX = "c10d::"
 STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankSummary:
+class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's trace holds."""
 
     rank: int

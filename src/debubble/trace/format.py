@@ -11,8 +11,9 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -29,17 +30,21 @@ _Kind = TypeVar("_Kind")
 _MOST_NAMED, _MOST_SHOWN = 3, 40
 _SHAPES: dict[type, str] = {dict: "an object", list: "a list"}
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Amount = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
+Share = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
     """Steps in seconds, from one to the next: timed without the profiler, and under it."""
 
-    before_s: tuple[float, ...] = ()
-    profiled_s: tuple[float, ...] = ()
-    after_s: tuple[float, ...] = ()
-    unprofiled_median_s: float | None = None
-    profiled_median_s: float | None = None
-    overhead_fraction: float | None = None
+    before_s: tuple[Amount, ...] = ()
+    profiled_s: tuple[Amount, ...] = ()
+    after_s: tuple[Amount, ...] = ()
+    unprofiled_median_s: Amount | None = None
+    profiled_median_s: Amount | None = None
+    overhead_fraction: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,28 +52,51 @@ class Sidecar:
     """What the profiler cannot see; None or empty where the job did not say."""
 
     file: str
-    rank: int | None = None
-    world_size: int | None = None
+    rank: Count | None = None
+    world_size: Count | None = None
     capture: str | None = None
-    first_step: int | None = None
+    first_step: Count | None = None
     schedule: str | None = None
-    microbatches: int | None = None
-    stages: int | None = None
-    held_stages: tuple[int, ...] = ()
-    split: tuple[int, ...] = ()
-    tokens: int | None = None
-    context_lengths: tuple[int, ...] = ()
+    microbatches: Count | None = None
+    stages: Count | None = None
+    held_stages: tuple[Count, ...] = ()
+    split: tuple[Count, ...] = ()
+    tokens: Count | None = None
+    context_lengths: tuple[Count, ...] = ()
     steps: StepTimes = StepTimes()
-    max_allocated_bytes: int | None = None
-    max_reserved_bytes: int | None = None
-    reserved_bytes: int | None = None
+    max_allocated_bytes: Count | None = None
+    max_reserved_bytes: Count | None = None
+    reserved_bytes: Count | None = None
     """At the time that `free_bytes` was asked for."""
-    free_bytes: int | None = None
-    total_bytes: int | None = None
-    power_w: float | None = None
+    free_bytes: Count | None = None
+    total_bytes: Count | None = None
+    power_w: Amount | None = None
     """That the device drew in steps without the profiler."""
     environment: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
+
+
+# The fields in each section of a sidecar.
+_SECTIONS = {
+    "": ("rank", "world_size", "capture", "first_step"),
+    "pipeline": ("schedule", "microbatches", "stages", "held_stages", "split"),
+    "workload": ("tokens", "context_lengths"),
+    "memory": (
+        *("max_allocated_bytes", "max_reserved_bytes"),
+        *("reserved_bytes", "free_bytes", "total_bytes"),
+    ),
+}
+# What is said of a field that should be of another kind.
+_EXPECTED: dict[Any, str] = {
+    Count | None: "a whole number from 0",
+    tuple[Count, ...]: "a list of whole numbers from 0",
+    Amount | None: "a number above 0",
+    tuple[Amount, ...]: "a list of numbers above 0",
+    Share | None: "a number",
+    str | None: "text",
+    str: "text",
+    dict[str, Any]: "an object",
+}
 
 
 def is_sidecar(file: str) -> bool:
@@ -84,97 +112,75 @@ def sidecar_of(trace: str) -> str:
 def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     """Return what lies beside a trace; nothing where there is none, a gap where it is bad."""
     file = sidecar_of(trace)
+    problem, data = "", None
     try:
         text = read_whole(file) if is_url(file) else Path(file).read_bytes()
     except FileNotFoundError:
         return None, None
     except (OSError, ValueError, ImportError) as error:
-        return None, _unreadable(file, f"cannot be read: {error}")
-    try:
-        data = json.loads(text, parse_constant=str)
-    except (ValueError, RecursionError):
-        return None, _unreadable(file, "is no whole JSON")
+        problem = f"cannot be read: {error}"
+    else:
+        try:
+            data = json.loads(text, parse_constant=str)
+        except (ValueError, RecursionError):
+            problem = "is no whole JSON"
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema != SCHEMA:
-        return None, _unreadable(file, f"is no sidecar of this version (schema {schema!r})")
+    if schema != SCHEMA or not isinstance(data, dict):
+        gap = Gap(
+            code=Code.UNREADABLE,
+            message=f"{problem or f'is no sidecar of this version (schema {schema!r})'}; "
+            "what it said of the job is missing",
+            hint="the trace beside it is read all the same",
+            file=file,
+        )
+        return None, gap
     wrong: list[str] = []
-    sections = {"": data}
-    for name in ("pipeline", "workload", "memory", "steps", "power", "environment", "tags"):
-        sections[name] = _take(data, name, dict[str, Any], wrong) or {}
-    fields: dict[str, Any] = {}
-    for path, kind in _FIELDS.items():
-        section, _, name = path.rpartition(".")
-        fields[path] = _take(sections[section], name, kind, wrong, f"{section}." * bool(section))
-    for name in ("before_s", "profiled_s", "after_s"):  # the others may be missing
-        times = dict(enumerate(sections["steps"].get(name) or ()))
-        amounts = (_take(times, number, _Amount, []) for number in times)
-        fields[f"steps.{name}"] = tuple(time for time in amounts if time)
-    words: dict[str, dict[str, str]] = {"environment": {}, "tags": {}}
-    for name, known in words.items():
-        for key in sections[name]:
-            text_of = _take(sections[name], key, str, wrong, f"{name}.")
-            known.update({} if text_of is None else {key: text_of})
-    steps = {path.removeprefix("steps."): value for path, value in fields.items()
-             if path.startswith("steps.") and value}  # fmt: skip
-    others = {path.rpartition(".")[2]: value for path, value in fields.items()
-              if not path.startswith("steps.") and value is not None}  # fmt: skip
-    power_w = others.pop("draw_w", None) or None
+    fields_of = partial(_take_fields, data, wrong)
+    hints = get_type_hints(Sidecar, include_extras=True)
+    known: dict[str, Any] = {}
+    for section, names in _SECTIONS.items():
+        known |= fields_of(section, {name: hints[name] for name in names})
+    steps = fields_of("steps", get_type_hints(StepTimes, include_extras=True))
+    power = fields_of("power", {"draw_w": hints["power_w"]})
     sidecar = Sidecar(
         file=file,
         steps=StepTimes(**steps),
-        power_w=power_w,
-        **others,
-        environment=words["environment"],
-        tags=words["tags"],
+        power_w=power.get("draw_w"),
+        **known,
+        environment=fields_of("environment", None),
+        tags=fields_of("tags", None),
     )
-    return sidecar, _wrong_fields(file, wrong) if wrong else None
+    if not wrong:
+        return sidecar, None
+    more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+    gap = Gap(
+        code=Code.SIDECAR_DIFFERS,
+        message=f"{'; '.join(wrong[:_MOST_NAMED])}{more}: taken as not said",
+        hint="docs/reference/sidecar.md has every field",
+        file=file,
+    )
+    return sidecar, gap
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Amount = Annotated[float, msgspec.Meta(ge=0)]
-# Where each field of a sidecar lies, and its type.
-_FIELDS: dict[str, Any] = {
-    "rank": _Count,
-    "world_size": _Count,
-    "capture": str,
-    "first_step": _Count,
-    "pipeline.schedule": str,
-    "pipeline.microbatches": _Count,
-    "pipeline.stages": _Count,
-    "pipeline.held_stages": tuple[_Count, ...],
-    "pipeline.split": tuple[_Count, ...],
-    "workload.tokens": _Count,
-    "workload.context_lengths": tuple[_Count, ...],
-    "steps.before_s": tuple[_Amount, ...],
-    "steps.profiled_s": tuple[_Amount, ...],
-    "steps.after_s": tuple[_Amount, ...],
-    "steps.unprofiled_median_s": _Amount,
-    "steps.profiled_median_s": _Amount,
-    "steps.overhead_fraction": float,
-    "memory.max_allocated_bytes": _Count,
-    "memory.max_reserved_bytes": _Count,
-    "memory.reserved_bytes": _Count,
-    "memory.free_bytes": _Count,
-    "memory.total_bytes": _Count,
-    "power.draw_w": _Amount,
-}
-_EXPECTED = {
-    _Count: "a whole number from 0",
-    tuple[_Count, ...]: "a list of whole numbers from 0",
-    _Amount: "a number from 0",
-    tuple[_Amount, ...]: "a list of numbers from 0",
-    float: "a number",
-    str: "text",
-    dict[str, Any]: "an object",
-}
+def _take_fields(
+    data: Mapping[str, Any], wrong: list[str], section: str, kinds: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the fields of a section; one of another kind is missing, and named in `wrong`.
+
+    Without kinds it holds any fields, all of them text.
+    """
+    values: Any = data
+    if section:
+        values = _take(data, section, dict[str, Any], "", wrong) or {}
+    kinds = dict.fromkeys(values, str) if kinds is None else kinds
+    path = f"{section}." * bool(section)
+    taken = {name: _take(values, name, kind, path, wrong) for name, kind in kinds.items()}
+    return {name: value for name, value in taken.items() if value is not None}
 
 
-def _take(
-    section: Mapping[Any, Any], name: object, kind: Any, wrong: list[str], path: str = ""
-) -> Any:
-    """Return a field of its type; what is of another one is missing, and named in `wrong`."""
-    value = section.get(name)
-    if value is None:
+def _take(values: Mapping[str, Any], name: str, kind: Any, path: str, wrong: list[str]) -> Any:
+    value = values.get(name)
+    if value is None or (value == 0 and kind == Amount | None):  # nothing was measured
         return None
     try:
         return msgspec.convert(value, kind)
@@ -183,25 +189,6 @@ def _take(
         shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
         wrong.append(f"{path}{name} is {shown} and should be {_EXPECTED[kind]}")
         return None
-
-
-def _wrong_fields(file: str, wrong: list[str]) -> Gap:
-    more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-    return Gap(
-        code=Code.SIDECAR_DIFFERS,
-        message=f"{'; '.join(wrong[:_MOST_NAMED])}{more}: taken as not said",
-        hint="docs/reference/sidecar.md has every field",
-        file=file,
-    )
-
-
-def _unreadable(file: str, problem: str) -> Gap:
-    return Gap(
-        code=Code.UNREADABLE,
-        message=f"{problem}; what it said of the job is missing",
-        hint="the trace beside it is read all the same",
-        file=file,
-    )
 
 
 # What a file can be that is no trace.
@@ -310,9 +297,6 @@ class Format:
     recognise: Callable[[str, bytes], TraceFile | None]
     """Tells by a file's name and first bytes what it is: by content, never by extension."""
     read: Callable[[TraceFile, Limits], Reading]
-    sign: tuple[re.Pattern[bytes], ...] = ()
-    """What its first bytes hold: without any, and without such a name, it is not asked. Several
-    instead of one that has them as alternatives: what begins with plain text is found at once."""
     one_a_rank: bool = True
     """Whether a file holds one rank: of several files of one rank nothing tells which is meant."""
 

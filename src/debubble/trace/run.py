@@ -34,8 +34,7 @@ from debubble.trace.digest.content import SUFFIX as DIGEST_SUFFIX
 from debubble.trace.digest.content import (
     DigestPlace,
     copy_digest,
-    keep_table,
-    keep_traces,
+    keep_digests,
     stamp_of,
 )
 from debubble.trace.engine import LOCAL, Engine, Progress, map_files, too_large
@@ -147,8 +146,12 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
     """
     try:
         reading = replace(FORMATS[known.format].read(known, limits), beside=known.named)
-        kept = reading if digests is None else _keep(known, reading, digests, limits)
-        return replace(kept, traces=tuple(map(hold_to_laws, kept.traces)))
+        gaps: tuple[Gap, ...] = ()
+        if digests is not None and known.head is not None:
+            gaps = copy_digest(known.file, known.rank, digests, limits)
+        elif digests is not None:
+            gaps = keep_digests(known.file, reading, digests)
+        return replace(reading, traces=tuple(map(hold_to_laws, reading.traces)), gaps=gaps)
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
@@ -168,16 +171,6 @@ def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None)
     if known.head is None or known.head.parts == 1:
         return reading
     return replace(reading, traces=tuple(t for t in reading.traces if t.rank == known.rank))
-
-
-def _keep(known: TraceFile, reading: Reading, place: DigestPlace, limits: Limits) -> Reading:
-    if known.head is not None:
-        gaps = copy_digest(known.file, known.rank, place, limits)
-    elif reading.table is not None:
-        gaps = keep_table(known.file, reading.table, place)
-    else:
-        gaps = keep_traces(known.file, reading.traces, place)
-    return replace(reading, gaps=gaps)
 
 
 def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = None) -> Run:

@@ -75,6 +75,21 @@ class Limits:
     inflated_bytes: int = 64 * 1024**3
     ratio: float = 250.0
 
+    def check(self, inflated: int, packed: int, file: str) -> None:
+        """Refuse what inflates beyond them."""
+        if inflated > self.inflated_bytes:
+            raise TraceTooLarge(
+                f"inflates to more than {show_bytes(self.inflated_bytes)}",
+                hint="if the file is what you think it is, raise --max-inflated",
+                file=file,
+            )
+        if inflated > max(RATIO_APPLIES_FROM_BYTES, self.ratio * packed):
+            raise TraceTooLarge(
+                f"inflates more than {self.ratio:.0f} times: a gzip bomb, not a trace",
+                hint="if the file is what you think it is, say how large with --max-inflated",
+                file=file,
+            )
+
 
 DEFAULT_LIMITS = Limits()
 
@@ -108,7 +123,7 @@ class Source:
             piece = first + self._read(stream, PIECE_BYTES)
             while piece:
                 self.inflated_bytes += len(piece)
-                self._check_limits()
+                self.limits.check(self.inflated_bytes, self.compressed_bytes, self.file)
                 yield piece
                 piece = self._read(stream, PIECE_BYTES)
 
@@ -147,7 +162,7 @@ class Source:
                 self.damage = f"damaged gzip data ({error})"
                 return
             self.inflated_bytes += len(piece)
-            self._check_limits()
+            self.limits.check(self.inflated_bytes, self.compressed_bytes, self.file)
             if piece:
                 yield piece
             packed = inflater.unconsumed_tail
@@ -182,7 +197,7 @@ class Source:
                 fresh = piece[max(0, known - reached) :]
                 reached += len(piece)
                 self.inflated_bytes = max(known, reached)
-                self._check_limits()
+                self.limits.check(self.inflated_bytes, self.compressed_bytes, self.file)
                 if fresh:
                     yield fresh
                 if inflater.eof:
@@ -195,21 +210,6 @@ class Source:
             raise _unreadable(self.file, error) from error
         self.compressed_bytes += len(data)
         return data
-
-    def _check_limits(self) -> None:
-        if self.inflated_bytes > self.limits.inflated_bytes:
-            raise TraceTooLarge(
-                f"inflates to more than {show_bytes(self.limits.inflated_bytes)}",
-                hint="if the file is what you think it is, raise --max-inflated",
-                file=self.file,
-            )
-        grown = self.inflated_bytes > self.limits.ratio * self.compressed_bytes
-        if grown and self.inflated_bytes > RATIO_APPLIES_FROM_BYTES:
-            raise TraceTooLarge(
-                f"inflates more than {self.limits.ratio:.0f} times: a gzip bomb, not a trace",
-                hint="if the file is what you think it is, say how large with --max-inflated",
-                file=self.file,
-            )
 
 
 def inflate(file: str, limits: Limits, at_most: int | None = None) -> bytes:

@@ -8,21 +8,25 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
-from debubble.annexes.demo.workload import LOOPBACK, RunFiles, encode_workload
+import msgspec
+from support.jobs.recorded_pipeline import WORKLOAD
 
+from debubble.annexes.demo.workload import LOOPBACK
+
+TESTS = Path(__file__).parents[2]
 # torch is imported once; each rank is a fork.
 PROGRAM = """
 import os, sys, traceback
 from pathlib import Path
-from debubble.annexes.demo.workload import RunFiles
-from debubble.annexes.demo.rank import run_rank
+from support.jobs.recorded_pipeline import run_recorded
 
 def run(rank):
     code = 1
     try:
         for folder in sys.argv[2:]:
-            run_rank(RunFiles(folder=Path(folder)), rank)
+            run_recorded(Path(folder), rank)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -50,18 +54,23 @@ def measured_in(session):
     return any(item.get_closest_marker("accuracy") for item in session.items)
 
 
+def environment_of_ranks():
+    """Return what processes need that run workloads."""
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    settings = {"GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return os.environ | settings
+
+
 def run_several(workloads, root):
     """Run each workload, by name, into a folder of that name; all have the same processes."""
     (world,) = {workload.world for workload in workloads.values()}
     folders = [root / name for name in workloads]
     for folder, workload in zip(folders, workloads.values(), strict=True):
-        folder.mkdir()
-        files = RunFiles(folder=folder)
-        files.write(files.workload, encode_workload(workload))
-    settings = {"GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1"}
+        folder.mkdir(parents=True)
+        (folder / WORKLOAD).write_bytes(msgspec.json.encode(workload))
     launcher = subprocess.Popen(
         [sys.executable, "-P", "-c", PROGRAM, str(world), *map(str, folders)],
-        env=os.environ | settings,
+        env=environment_of_ranks(),
         start_new_session=True,
     )
     try:

@@ -9,9 +9,8 @@ from statistics import median
 
 import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
+from support.jobs.recorded_pipeline import Workload, read_truth
 
-from debubble.annexes.demo import Workload
-from debubble.annexes.demo.layers import read_truth
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.replicas import judge_run

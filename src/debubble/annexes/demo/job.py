@@ -34,15 +34,15 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK
     os.environ["OMP_NUM_THREADS"] = "1"
-    from debubble.annexes.demo.rank import run_unprofiled  # noqa: PLC0415 (torch, once for all ranks)
+    from debubble.annexes.demo.rank import run_rank  # noqa: PLC0415 (torch, once for all ranks)
 
     # Not a TemporaryDirectory: the first rank to end would remove it as it leaves, and torch's
     # store waits minutes for a file that is gone.
     folder = Path(tempfile.mkdtemp())
     try:
         meet = folder / "rendezvous"
-        ranks = range(workload.world)
-        return _wait([fork(partial(run_unprofiled, workload, rank, meet)) for rank in ranks])
+        ranks = range(workload.ranks)
+        return _wait([fork(partial(run_rank, workload, rank, meet)) for rank in ranks])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,162 +1,25 @@
-"""A workload in → the demo's model: timed layers, in stages that write down their passes.
+"""A workload in → the demo's model: timed layers, in stages.
 
 A layer is two operators, `tanh(x)` and a weight, multiplied. The first costs the forward pass and
 the input gradient, the second the weight gradient. They are apart because schedules that split
-the backward pass run a custom operator's whole backward twice, once for I and once for W. What the
-pipeline itself saw is written beside each trace: the yardstick for the analysis.
+the backward pass run a custom operator's whole backward twice, once for I and once for W.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from debubble.annexes.demo.workload import SCHEDULES, Workload
 from debubble.errors import DemoError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from debubble.annexes.demo.workload import Workload
-
-
-Kind = Literal["F", "B", "I", "W"]
 Part = Literal["forward", "input", "weight", "reduce"]
-Phase = Literal["unprofiled", "profiler-warm-up", "profiled"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrueCall:
-    """One timed call: a layer's forward, input or weight gradient, or a reduction after it."""
-
-    kind: Kind
-    part: Part
-    stage: int
-    microbatch: int
-    layer: int
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TruePass:
-    """One pass of one microbatch through one stage, from call to return."""
-
-    kind: Kind
-    stage: int
-    microbatch: int
-    start_ns: int
-    end_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrueStep:
-    """One batch through the pipeline, optimizer and closing barrier included."""
-
-    step: int
-    phase: Phase
-    start_ns: int
-    end_ns: int
-    loss: float | None
-    passes: tuple[TruePass, ...]
-    calls: tuple[TrueCall, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Truth:
-    """All steps of one rank; times are nanoseconds since the epoch, as in `time.time_ns`."""
-
-    rank: int
-    stages: tuple[int, ...]
-    workload: Workload
-    steps: tuple[TrueStep, ...]
-
-    @property
-    def profiled(self) -> tuple[TrueStep, ...]:
-        """The steps that are in the trace."""
-        return tuple(step for step in self.steps if step.phase == "profiled")
-
-
-def read_truth(file: Path) -> Truth:
-    """Read what a rank wrote beside its trace."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=Truth)
-    except msgspec.MsgspecError as error:
-        raise DemoError(
-            f"this is no truth file: {error}", file=str(file), hint="run the demo again"
-        ) from error
-
-
-class Recorder:
-    """Collects passes and calls as they happen, and hands them out step by step."""
-
-    def __init__(self) -> None:
-        self._passes: list[TruePass] = []
-        self._calls: list[TrueCall] = []
-        self._running: tuple[Kind, int, int] | None = None
-
-    @contextmanager
-    def record_pass(self, kind: Kind, stage: int, microbatch: int) -> Iterator[None]:
-        """Record one pass; the calls within are its own."""
-        start_ns = time.time_ns()
-        self._running = (kind, stage, microbatch)
-        try:
-            yield
-        finally:
-            self._running = None
-        self._passes.append(
-            TruePass(
-                kind=kind,
-                stage=stage,
-                microbatch=microbatch,
-                start_ns=start_ns,
-                end_ns=time.time_ns(),
-            )
-        )
-
-    def record_call(self, part: Part, layer: int, start_ns: int, end_ns: int) -> None:
-        """Record one operator. Outside a pass, torch is inferring shapes: that is no work."""
-        if self._running is None:
-            return
-        kind, stage, microbatch = self._running
-        self._calls.append(
-            TrueCall(
-                kind=kind,
-                part=part,
-                stage=stage,
-                microbatch=microbatch,
-                layer=layer,
-                start_ns=start_ns,
-                end_ns=end_ns,
-            )
-        )
-
-    def end_step(
-        self, *, step: int, phase: Phase, start_ns: int, end_ns: int, loss: float | None
-    ) -> TrueStep:
-        """Return what was recorded since the last step, and forget it."""
-        passes, self._passes = tuple(self._passes), []
-        calls, self._calls = tuple(self._calls), []
-        return TrueStep(
-            step=step,
-            phase=phase,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            loss=loss,
-            passes=passes,
-            calls=calls,
-        )
-
 
 # A sleep of 4 ms ends 60 to 90 us late on an idle 2-core machine (median 84 of 200); sleeping
 # this much less leaves at most some 50 us to spin.
@@ -164,8 +27,6 @@ SLEEP_LATENESS_NS = 80_000
 
 # Weights near one and inputs near zero: neither the signal nor its gradient dies in 16 layers.
 WEIGHT_SPREAD = 0.1
-
-_ELEMENT_BYTES = 4
 
 # An operator takes tensors and numbers only, so who wants to hear of its calls is kept here.
 _listeners: list[Callable[[Part, int, int, int], None]] = []
@@ -306,89 +167,7 @@ def make_batch(workload: Workload, step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(shape, generator=random), torch.randn(shape, generator=random)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
-    """The process groups of one process; None is the world."""
-
-    pipeline: Any = None
-    data: Any = None
-
-
-def build_groups(workload: Workload, process: int) -> Groups:
-    """Make the groups of all pipelines and all replicas, as every process must, in one order."""
-    if workload.replicas == 1:
-        return Groups()
-    pipelines = sorted({workload.pipeline_of(other) for other in range(workload.world)})
-    copies = sorted({workload.replicas_of(other) for other in range(workload.world)})
-    made = {
-        ranks: dist.new_group(list(ranks), group_desc=name)
-        for name, groups in (("mesh_pp", pipelines), ("mesh_dp", copies))
-        for ranks in groups
-    }
-    return Groups(
-        pipeline=made[workload.pipeline_of(process)], data=made[workload.replicas_of(process)]
-    )
-
-
-class Reduction(nn.Module):
-    """An all-reduce between replicas at the end of a stage; it changes no value."""
-
-    def __init__(
-        self,
-        workload: Workload,
-        layer: int,
-        group: Any,
-        listener: Callable[[Part, int, int, int], None],
-    ) -> None:
-        super().__init__()
-        self.layer = layer
-        self.group = group
-        self.listener = listener
-        self.payload = torch.zeros(workload.reduce_kib * 1024 // _ELEMENT_BYTES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Reduce, and pass the input on."""
-        start_ns = time.time_ns()
-        dist.all_reduce(self.payload, group=self.group)
-        self.listener("reduce", self.layer, start_ns, time.time_ns())
-        return x
-
-
-class RecordedStage(PipelineStage):
-    """A stage that writes down when each of its passes began and ended."""
-
-    def __init__(self, workload: Workload, stage: int, recorder: Recorder, groups: Groups) -> None:
-        model = build_stage(workload, stage)
-        if workload.reduce_kib:
-            layer = workload.layers_of(stage)[-1]
-            model.append(Reduction(workload, layer, groups.data, recorder.record_call))
-        super().__init__(model, stage, workload.stages, torch.device("cpu"), group=groups.pipeline)
-        self.recorder = recorder
-
-    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Run F."""
-        with self.recorder.record_pass("F", self.stage_index, fwd_chunk_id):
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(
-        self,
-        bwd_chunk_id: int,
-        loss: Any = None,
-        full_backward: bool = True,
-        last_backward: bool = False,
-    ) -> Any:
-        """Run B, or I where the schedule splits the backward pass."""
-        kind: Kind = "B" if full_backward else "I"
-        with self.recorder.record_pass(kind, self.stage_index, bwd_chunk_id):
-            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
-        """Run W."""
-        with self.recorder.record_pass("W", self.stage_index, bwd_chunk_id):
-            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-
-
-def build_schedule(workload: Workload, stages: list[RecordedStage]) -> Any:
+def build_schedule(workload: Workload, stages: Sequence[PipelineStage]) -> Any:
     """Return torch's schedule object over this rank's stages."""
     known = workload.torch_schedule
     schedule_class = None if known is None else getattr(schedules, known.torch_class, None)
@@ -399,7 +178,7 @@ def build_schedule(workload: Workload, stages: list[RecordedStage]) -> Any:
         )
     loss = torch.nn.functional.mse_loss if workload.trains else None
     built = schedule_class(
-        stages[0] if known.layout == "single" else stages, workload.microbatches, loss_fn=loss
+        stages[0] if known.layout == "single" else list(stages), workload.microbatches, loss_fn=loss
     )
     if workload.schedule not in SCHEDULES:
         built._load_csv(workload.schedule)  # noqa: SLF001 (torch has no other way to be told one)

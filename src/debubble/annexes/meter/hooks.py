@@ -88,12 +88,32 @@ def _find_way(group: Any, peer: int, place: Place, is_send: bool) -> _Way:
     return _Way(place, rank, op)
 
 
+class Harmless:
+    """Around the meter's own code in the job: what fails in it is said, and the job goes on.
+
+    Passes of torch and messages, of which a step has thousands, have plain `try` in its place.
+    """
+
+    def __init__(self, fail: Callable[[Exception], None]) -> None:
+        self._fail = fail
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if error is None or not isinstance(error, Exception):
+            return False
+        self._fail(error)
+        return True
+
+
 class Hooks:
     """All that stands around a job's functions, and what it knows between two calls."""
 
     def __init__(self, recorder: Recorder, fail: Callable[[Exception], None]) -> None:
         self.recorder = recorder
         self.fail = fail
+        self.harmless = Harmless(fail)
         self.place: Place | None = None
         self.stages: set[int] = set()
         """Those of which a pass was seen."""
@@ -182,14 +202,11 @@ class Hooks:
             @wraps(original)
             def compute_loss(schedule: Any, stage: Any, *given: Any, **named: Any) -> Any:
                 result = original(schedule, stage, *given, **named)
-                try:
+                with self.harmless:
                     row = recorder.last
-                    if row is None or row[OP] != "F" or row[STAGE] != stage.stage_index:
-                        return result
-                    if stage.is_last:
+                    is_its_pass = row and row[OP] == "F" and row[STAGE] == stage.stage_index
+                    if row and is_its_pass and stage.is_last:
                         row[END] = recorder.mark_again(row[END])
-                except Exception as error:  # noqa: BLE001 (the job must run)
-                    self.fail(error)
                 return result
 
             return compute_loss
@@ -286,18 +303,14 @@ class Hooks:
         begun: list[Row] = []
 
         def before(*_: Any) -> None:
-            try:
+            with self.harmless:
                 row = self.recorder.begin("optimizer", min(self.stages, default=0), _NO_MICROBATCH)
                 begun[:] = [] if row is None else [row]
-            except Exception as error:  # noqa: BLE001 (the job must run)
-                self.fail(error)
 
         def after(*_: Any) -> None:
-            try:
+            with self.harmless:
                 while begun:
                     self.recorder.end(begun.pop())
-            except Exception as error:  # noqa: BLE001 (the job must run)
-                self.fail(error)
 
         self._undo.callback(module.register_optimizer_step_pre_hook(before).remove)
         self._undo.callback(module.register_optimizer_step_post_hook(after).remove)
@@ -329,26 +342,20 @@ class Hooks:
 
         @wraps(original)
         def run_pass(*given: Any, **named: Any) -> Any:
-            row = None
-            try:
+            row: Row | None = None
+            with self.harmless:
                 kind, stage, microbatch = tell(*given, **named)
                 self.stages.add(stage)
                 row = self.recorder.begin(kind, stage, microbatch)
-            except Exception as error:  # noqa: BLE001 (the pass must run)
-                self.fail(error)
             try:
                 result = original(*given, **named)
             finally:
                 if row is not None:
-                    try:
+                    with self.harmless:
                         self.recorder.end(row)
-                    except Exception as error:  # noqa: BLE001 (the pass has run)
-                        self.fail(error)
             if row is not None and after is not None:
-                try:
+                with self.harmless:
                     after(row, result)
-                except Exception as error:  # noqa: BLE001 (the pass has run)
-                    self.fail(error)
             return result
 
         return run_pass
@@ -420,10 +427,8 @@ class Hooks:
             work = original(group, *given, **named)
             rows, self._batch = self._batch, None
             if rows and work is not None:
-                try:
+                with self.harmless:
                     self._await(work, rows)
-                except Exception as error:  # noqa: BLE001 (the messages are gone)
-                    self.fail(error)
             return work
 
         return end_coalescing

@@ -14,8 +14,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -49,7 +49,6 @@ from debubble.annexes.meter.trigger import (
     LocalServer,
     TriggeredCapture,
     asked_by_file,
-    own_tables,
 )
 from debubble.capture.labels import Pipeline, find_pipeline
 from debubble.capture.session import describe, say
@@ -88,6 +87,7 @@ class Meter:
         self._log_scalars = None if logger is None else scalar_logger(logger)
         self._recorder = Recorder()
         self._hooks = Hooks(self._recorder, self.fail)
+        self._harmless = self._hooks.harmless
         self._pipeline = Pipeline()
         self._pipeline_object: Any = None
         self._job: RankOfJob | None = None
@@ -111,14 +111,12 @@ class Meter:
 
     def start(self) -> None:
         """Stand around the job's functions from here on."""
-        try:
+        with self._harmless:
             self._hooks.install()
             self._undo.callback(self._hooks.remove)
             atexit.register(self.close)
-            mine = weakref.ref(self)
-            os.register_at_fork(after_in_child=lambda: _silence(mine()))
-        except Exception as error:  # noqa: BLE001 (the job must run)
-            self.fail(error)
+            reference = weakref.ref(self)
+            os.register_at_fork(after_in_child=lambda: _silence(reference()))
 
     # What the job calls
 
@@ -126,15 +124,13 @@ class Meter:
         """Say that a step ended, and the next begins. Found by itself where schedules run."""
         if self._off:
             return
-        try:
+        with self._harmless:
             if self._job is None:
                 self._join()
             self._recorder.beat()
             if self._recorder.pending >= _READ_STEPS:
                 self._wake.set()
             self._see_to_capture()
-        except Exception as error:  # noqa: BLE001 (the job must run)
-            self.fail(error)
 
     def forward(self, stage: int, microbatch: int | None = None) -> AbstractContextManager[None]:
         """Meter a forward pass of a loop of your own: `with meter.forward(stage): …`."""
@@ -144,47 +140,32 @@ class Meter:
         """Meter a backward pass of a loop of your own."""
         return self._pass("B", stage, microbatch)
 
-    def _pass(self, kind: str, stage: int, microbatch: int | None) -> AbstractContextManager[None]:
-        hooks, recorder, fail = self._hooks, self._recorder, self.fail
-
-        class Pass(AbstractContextManager[None]):
-            """A pass from its entry to its exit."""
-
-            row: Any = None
-
-            def __enter__(self) -> None:
-                try:
-                    self.row = hooks.begin_pass(kind, stage, microbatch)
-                except Exception as error:  # noqa: BLE001 (the pass must run)
-                    fail(error)
-
-            def __exit__(self, *_: object) -> None:
-                try:
-                    if self.row is not None:
-                        recorder.end(self.row)
-                except Exception as error:  # noqa: BLE001 (the pass has run)
-                    fail(error)
-
-        return Pass()
+    @contextmanager
+    def _pass(self, kind: str, stage: int, microbatch: int | None) -> Iterator[None]:
+        row = None
+        with self._harmless:
+            row = self._hooks.begin_pass(kind, stage, microbatch)
+        try:
+            yield
+        finally:
+            if row is not None:
+                with self._harmless:
+                    self._recorder.end(row)
 
     def straggler(self) -> Straggler | None:
         """Tell which rank drags this one's pipeline, since when, by how much; never waits."""
-        try:
+        with self._harmless:
             return find_straggler(self._of_pipeline())
-        except Exception as error:  # noqa: BLE001 (the job asked in good faith)
-            self.fail(error)
-            return None
+        return None
 
     def bubble(self) -> float | None:
         """Return the bubble of this rank's pipeline, as far as its ranks have told."""
-        try:
-            told = self._of_pipeline()
+        with self._harmless:
+            reports = self._of_pipeline()
             place = self._hooks.place
-            complete = place is not None and len(told) == len(place.ranks)
-            return bubble_of(told) if complete else None
-        except Exception as error:  # noqa: BLE001 (the job asked in good faith)
-            self.fail(error)
-            return None
+            complete = place is not None and len(reports) == len(place.ranks)
+            return bubble_of(reports) if complete else None
+        return None
 
     def capture_soon(self) -> None:
         """Ask for a capture of a few steps, on all ranks, unless one was taken lately."""
@@ -192,13 +173,11 @@ class Meter:
 
     def close(self) -> None:
         """Write what there is, and leave the job as it was before."""
-        try:
+        with self._harmless:
             if not self._off:
                 self._close()
             self._undo.close()
             atexit.unregister(self.close)
-        except Exception as error:  # noqa: BLE001 (the job ends as it would)
-            self.fail(error)
 
     # On the job's thread
 
@@ -270,7 +249,6 @@ class Meter:
                 self.metrics,
                 self._say_straggler,
                 self._wanted.set,
-                lambda: own_tables(self.settings.out, job.rank),
             )
         if uses_cuda():
             self._device = torch.cuda.current_device()

@@ -17,7 +17,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from debubble.annexes.meter.settings import SEGMENT_NAME
 from debubble.capture.session import begin
 from debubble.capture.settings import Settings as CaptureSettings
 
@@ -114,18 +113,8 @@ def asked_by_file(out: Path) -> bool:
     return True
 
 
-def own_tables(out: Path, rank: int) -> dict[str, Path]:
-    """Return this rank's op tables and what the job says of itself beside each, by their names."""
-    found = {}
-    for table in sorted(out.glob(f"*/rank{rank}.csv")):
-        if SEGMENT_NAME.match(table.parent.name):
-            for file in (table.with_name(f"{table.name}.debubble.json"), table):
-                found[f"{file.parent.name}/{file.name}"] = file
-    return found
-
-
 class LocalServer:
-    """Answers this machine alone: `GET /metrics`, `/straggler` and `/tables`, `POST /capture`."""
+    """Answers this machine alone: `GET /metrics` and `/straggler`, `POST /capture`."""
 
     def __init__(
         self,
@@ -133,19 +122,10 @@ class LocalServer:
         metrics: Callable[[], str],
         straggler: Callable[[], dict[str, Any] | None],
         ask: Callable[[], None],
-        tables: Callable[[], dict[str, Path]],
     ) -> None:
-        def list_tables() -> str:
-            listed = [
-                {"name": name, "modified_ns": file.stat().st_mtime_ns}
-                for name, file in tables().items()
-            ]
-            return json.dumps(listed) + "\n"
-
         pages: dict[str, tuple[Callable[[], str], str]] = {
             "/metrics": (metrics, "text/plain; version=0.0.4; charset=utf-8"),
             "/straggler": (lambda: json.dumps(straggler()) + "\n", "application/json"),
-            "/tables": (list_tables, "application/json"),
         }
 
         class Handler(BaseHTTPRequestHandler):
@@ -156,10 +136,8 @@ class LocalServer:
                 if path in pages:
                     make, kind = pages[path]
                     self._answer(200, make(), kind)
-                elif (file := tables().get(path.removeprefix("/tables/"))) is not None:
-                    self._answer(200, file.read_text("utf-8"))
                 else:
-                    self._answer(404, "metrics, straggler, tables, capture\n")
+                    self._answer(404, "metrics, straggler, capture\n")
 
             def do_POST(self) -> None:
                 if self.path != "/capture":

@@ -34,10 +34,11 @@ from debubble.simulate.costs.wire_pools import (
     no_messages,
 )
 from debubble.simulate.engine import Engine
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.predict import WhatIf, mean_lengths
-from debubble.simulate.program import OrderCycle, Program, Times
+from debubble.simulate.program import Program, Times
 from debubble.simulate.source import LATE_OF_LAYER, Source
 from debubble.timeline.model import F64, I64, PassKind
 from debubble.timeline.schedules import SCHEDULES, Order, hold, order_of

@@ -2,7 +2,7 @@
 
 A run is: the server started, waited for until it answers, put under the load, measured by what its
 users see, captured where its engine is known, and ended with all that came of it. The load is a
-command of the user's: `vllm bench serve`, guidellm, aiperf, or `python -m debubble.annexes.load`.
+command of the user's: `vllm bench serve`, guidellm or aiperf.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.run import find_run
-from debubble.trace.source import Limits
 from debubble.units import NS_PER_S
 
 UNKNOWN_BUCKET = 0
@@ -39,7 +38,7 @@ _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
 _ORPHAN_POLL_S = 1.0
-# An alarm that rings in a destructor is swallowed there: it rings again, and is remembered.
+# An alarm that rings in a destructor is swallowed there: it rings again.
 _AGAIN_S = 1.0
 # Clocks that count from a machine's start are younger than those that count from 1970.
 _CALENDAR_S = 1e9
@@ -135,7 +134,6 @@ class Task:
     """What a worker is told."""
 
     files: tuple[str, ...]
-    limits: Limits
     timeout_s: float
     traffic: Mapping[int, float] = field(default_factory=dict)
     """The server's requests by bucket, where it counts them."""
@@ -150,12 +148,8 @@ class Task:
 def analyse(task: Task) -> Outcome:
     """Read and measure one capture; what debubble cannot read is said, not raised."""
     began = time.monotonic()
-    too_late = Outcome(problem=f"its analysis took longer than {task.timeout_s:g} s", given_up=True)
-    rang = False
 
     def ring(_number: int, _frame: object) -> None:
-        nonlocal rang
-        rang = True
         raise _TooLate
 
     signal.signal(signal.SIGALRM, ring)
@@ -163,15 +157,14 @@ def analyse(task: Task) -> Outcome:
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
-        return too_late
+        problem = f"its analysis took longer than {task.timeout_s:g} s"
+        return Outcome(problem=problem, given_up=True)
     except MemoryError:
         return Outcome(problem="it does not fit into memory", given_up=True)
     except DebubbleError as error:
         return Outcome(problem=str(error), seconds=time.monotonic() - began)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    if rang:
-        return too_late
     return Outcome(finding=finding, measurement=measurement, seconds=time.monotonic() - began)
 
 
@@ -180,8 +173,8 @@ class _TooLate(BaseException):
 
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
-    means = Means(limits=task.limits, digests=task.digests)
-    run = analyse_served(find_run(task.files, limits=task.limits), task.in_flight, means)
+    means = Means(digests=task.digests)
+    run = analyse_served(find_run(task.files), task.in_flight, means)
     figures, measurement = run.pipeline, run.measurement
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")

@@ -11,8 +11,6 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from datetime import time
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -26,14 +24,13 @@ from debubble.annexes import drift
 from debubble.capture.server import KINDS
 from debubble.errors import UsageError, WatchError
 from debubble.trace.digest.content import BESIDE
-from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
-from debubble.units import parse_bytes, parse_period, parse_share
+from debubble.trace.source import is_url
+from debubble.units import parse_period, parse_share
 
 # Each is a label; more than these are another service.
 MOST_SOURCES = 100
 # A name is a label of metrics and a part of addresses.
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
-_QUIET = re.compile(r"[0-9]{2}:[0-9]{2}-[0-9]{2}:[0-9]{2}")
 _SHORTEST_TOKEN = 16
 _SEE = "docs/reference/watch-config.md lists every key"
 
@@ -52,13 +49,9 @@ class Trigger(Table, frozen=True, kw_only=True):
     url: str = field(name="server")
     kind: str
     every_s: float = field(name="every", default=3600.0)
-    jitter: float = 0.1
     seconds: float = 5.0
     around_s: float = field(name="around", default=2.0)
     """How long its own metrics are noted before and after; 0 for not at all."""
-    steps: _Count | None = None
-    quiet_hours: tuple[tuple[time, time], ...] = ()
-    """Local time; from, to."""
     most_waiting: float = 8.0
     """More requests than these in the server's queue are pressure: the capture waits."""
 
@@ -77,8 +70,6 @@ class Source(Table, frozen=True, kw_only=True):
     """Where digests are kept: a folder, a prefix, or `beside` the traces."""
     in_flight: _Count | None = None
     """Batches that a server keeps in flight, where its captures leave that open."""
-    meters: tuple[str, ...] = ()
-    """Ports of metered ranks, whose tables are fetched into the folder."""
     trigger: Trigger | None = field(name="server", default=None)
     """In the file its keys stand beside the source's own."""
 
@@ -120,13 +111,6 @@ class Effort(Table, frozen=True, kw_only=True):
     workers: _Count = 1
     timeout_s: float = field(name="timeout", default=1800.0)
     """For one capture."""
-    max_inflated: int = DEFAULT_LIMITS.inflated_bytes
-    max_ratio: Annotated[float, Meta(gt=0)] = DEFAULT_LIMITS.ratio
-
-    @property
-    def limits(self) -> Limits:
-        """How far a file may inflate."""
-        return Limits(inflated_bytes=self.max_inflated, ratio=self.max_ratio)
 
 
 class Config(Table, frozen=True, kw_only=True):
@@ -225,14 +209,6 @@ def _check(config: Config) -> None:
         raise UsageError(f"more than {MOST_SOURCES} sources", hint="run several services")
     if len({source.name for source in config.sources}) < len(config.sources):
         raise UsageError("two sources have one name", hint="give every [[source]] its own name")
-    for at, source in enumerate(config.sources):
-        if source.trigger and source.trigger.steps is not None and source.trigger.kind == "vllm":
-            raise UsageError(f"source[{at}].steps: vLLM takes none", hint="give seconds instead")
-        if source.meters and is_url(source.folder):
-            raise UsageError(
-                f"source[{at}].meters: their tables are fetched into a folder of this machine",
-                hint="give source.folder an absolute path",
-            )
     if config.listen.token is None and not is_loopback(config.listen.host):
         raise UsageError(
             f"listen.address: {config.listen.host} can be reached from elsewhere, "
@@ -306,27 +282,16 @@ def _read_token(file: Path) -> str:
     return token
 
 
-def _read_hours(text: str) -> tuple[time, time]:
-    if _QUIET.fullmatch(text):
-        with suppress(ValueError):  # of an hour that no clock shows
-            begin, end = map(time.fromisoformat, text.split("-"))
-            return begin, end
-    raise UsageError(f"{text!r} are no hours", hint='write them as "22:00-06:00"')
-
-
 _READERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("settle", "poll", "every", "seconds", "around", "timeout"), parse_period),
-    **dict.fromkeys(("jitter", "min_change"), parse_share),
-    "max_inflated": parse_bytes,
+    "min_change": parse_share,
     "name": _read_name,
     "folder": _read_folder,
     "digests": lambda text: text if text == BESIDE else _read_folder(text),
     "server": partial(_read_url, "http://host:8000"),
-    "meters": partial(_read_url, "http://127.0.0.1:9470"),
     "url": partial(_read_url, "https://host/path"),
     "store": str,
     "address": _read_address,
     "kind": partial(_read_word, KINDS),
     "sides": partial(_read_word, ("worse", "both")),
-    "quiet_hours": _read_hours,
 }

@@ -1,13 +1,11 @@
 """What the service remembers: captures, claims, states of drift, alerts, triggers.
 
 A capture is claimed, analysed elsewhere, and its result is stored with all that follows from it in
-one transaction. A claim that was under way when the service died is taken up again, alone: only a
-death then is held against it. Rows that are damaged are said, and hurt nobody else's.
+one transaction. A claim that was under way when the service died is taken up again.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,18 +23,11 @@ from debubble.units import printable
 
 _T = TypeVar("_T")
 
-# A capture with which the service died so often, while it was analysed alone, is given up.
-MOST_DEATHS = 3
+# A capture that was taken up so often, and the service died each time, is given up.
+MOST_DEATHS = 5
 CLAIMED, STORED, UNREADABLE = "claimed", "stored", "unreadable"
 GIVEN_UP, AGAIN = "given_up", "again"
 """Given up, and to be taken up once more."""
-DAMAGED = "damaged"
-"""Of a row that cannot be read; no row says so of itself."""
-_ROW_DAMAGED = "its row in the store is damaged"
-# So many damaged rows are passed over for one that can be shown.
-_LOOKED_BACK = 20
-# Times that a calendar has.
-_LATEST_S = 4e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +39,7 @@ class Claim:
     key: str
     files: tuple[str, ...]
     deaths: int
-    """How often the service died while it was analysed alone."""
+    """How often the service died after it had taken this up again."""
     found_s: float
 
 
@@ -145,38 +136,31 @@ class Journal:
 
     def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
         """Return the claims of a service that died, the least suspect first."""
-        claims = []
-        for number, claim in self._claims(sources, CLAIMED):
-            if claim is not None and claim.deaths < MOST_DEATHS:
+        table, claims = tables.captures, []
+        for claim in self._claims(sources, CLAIMED):
+            if claim.deaths < MOST_DEATHS:
                 claims.append(claim)
                 continue
-            why = _ROW_DAMAGED
-            if claim is not None:
-                why = f"the service died {claim.deaths} times while it was analysed alone"
-            self._give_up(number, why, now_s=now_s)
+            why = f"the service died {claim.deaths} times while it was analysed"
+            given_up = table.update().where(table.c.id == claim.number)
+            self._write(given_up.values(state=GIVEN_UP, problem=why, finished_s=now_s))
         return tuple(sorted(claims, key=lambda claim: (claim.deaths, claim.number)))
 
-    def asked_again(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
+    def asked_again(self, sources: Sequence[str]) -> tuple[Claim, ...]:
         """Claim what was given up and is to be taken up once more."""
-        claims = []
-        for number, claim in self._claims(sources, AGAIN):
-            if claim is None:
-                self._give_up(number, _ROW_DAMAGED, now_s=now_s)
-                continue
-            table = tables.captures
-            this = table.update().where(table.c.id == number, table.c.state == AGAIN)
+        table, claims = tables.captures, self._claims(sources, AGAIN)
+        for claim in claims:
+            this = table.update().where(table.c.id == claim.number, table.c.state == AGAIN)
             self._write(this.values(state=CLAIMED))
-            claims.append(claim)
-        return tuple(claims)
+        return claims
 
-    def _claims(self, sources: Sequence[str], state: str) -> list[tuple[int, Claim | None]]:
-        """Return the captures of a state by their numbers; None of a row that is damaged."""
+    def _claims(self, sources: Sequence[str], state: str) -> tuple[Claim, ...]:
+        """Return the captures of a state, the oldest first."""
         table = tables.captures
-        mine = table.c.source.in_(list(sources))
-        query = table.select().where(table.c.state == state, mine).order_by(table.c.id)
-        return [(row.id, _as_claim(row)) for row in self._rows(query)]
+        chosen = (table.c.state == state) & table.c.source.in_(list(sources))
+        return tuple(map(_as_claim, self._rows(table.select().where(chosen).order_by(table.c.id))))
 
-    def begin_alone(self, claim: Claim) -> None:
+    def count_death(self, claim: Claim) -> None:
         """Count a death before it happens; `put_back` or `finish` takes it back."""
         table = tables.captures
         this = table.update().where(table.c.id == claim.number)
@@ -187,11 +171,6 @@ class Journal:
         table = tables.captures
         this = table.update().where(table.c.id == claim.number, table.c.state == CLAIMED)
         self._write(this.values(attempts=claim.deaths + 1))
-
-    def _give_up(self, number: int, why: str, *, now_s: float) -> None:
-        table = tables.captures
-        this = table.update().where(table.c.id == number)
-        self._write(this.values(state=GIVEN_UP, problem=why, finished_s=now_s))
 
     def given_up(self, sources: Sequence[str]) -> tuple[CaptureRow, ...]:
         """Return what was given up, the oldest first."""
@@ -273,11 +252,11 @@ class Journal:
         return _as_capture(rows[0]) if rows else None
 
     def latest(self, source: str) -> CaptureRow | None:
-        """Return the last capture that was understood, and whose row still is."""
+        """Return the last capture that was understood."""
         table = tables.captures
         query = table.select().where(table.c.source == source, table.c.state == STORED)
-        rows = map(_as_capture, self._rows(query.order_by(table.c.id.desc()).limit(_LOOKED_BACK)))
-        return next((row for row in rows if row.finding is not None), None)
+        rows = self._rows(query.order_by(table.c.id.desc()).limit(1))
+        return _as_capture(rows[0]) if rows else None
 
     def outcomes(self, source: str) -> dict[str, int]:
         """Count the captures of a source by what became of them."""
@@ -296,8 +275,7 @@ class Journal:
         query = table.select().where(of_source, table.c.capture_id.in_(sa.select(newest)))
         points: dict[str, list[tuple[float, int, float]]] = {}
         for row in self._rows(query.order_by(table.c.at_s, table.c.capture_id), connection):
-            if _is_time(row.at_s) and isinstance(row.bucket, int) and _is_finite(row.value):
-                points.setdefault(row.metric, []).append((row.at_s, row.bucket, row.value))
+            points.setdefault(row.metric, []).append((row.at_s, row.bucket, row.value))
         return points
 
     def prunable(self, source: str, *, keep: int) -> list[tuple[int, tuple[str, ...]]]:
@@ -410,13 +388,18 @@ class Journal:
             follow(connection, _as_alert(row))
         return True
 
-    def due(self, *, now_s: float) -> tuple[Delivery, ...]:
-        """Return what is to be sent now, the oldest first."""
+    def due(self, target: str, *, now_s: float, most_attempts: int) -> tuple[Delivery, ...]:
+        """Return what a target is to get now, the oldest first; nothing after so many tries."""
         queue, alerts = tables.deliveries, tables.alerts
         query = (
             sa.select(queue.c.target, queue.c.attempts, alerts)
             .join_from(queue, alerts, queue.c.alert_id == alerts.c.id)
-            .where(queue.c.delivered_s.is_(None), queue.c.next_s <= now_s)
+            .where(
+                queue.c.target == target,
+                queue.c.delivered_s.is_(None),
+                queue.c.next_s <= now_s,
+                queue.c.attempts < most_attempts,
+            )
             .order_by(queue.c.alert_id)
         )
         return tuple(
@@ -442,10 +425,9 @@ class Journal:
     def last_trigger(self, source: str) -> float | None:
         """Return when a server was last captured, or tried."""
         table = tables.triggers
-        found = self._scalar(
-            sa.select(sa.func.max(table.c.began_s)).where(table.c.source == source)
-        )
-        return float(found) if _is_time(found) else None
+        newest = sa.select(sa.func.max(table.c.began_s)).where(table.c.source == source)
+        last_s: float | None = self._scalar(newest)
+        return last_s
 
     def unended_trigger(self, source: str) -> int | None:
         """Return the capture of a server that was under way when the service died."""
@@ -490,63 +472,46 @@ def _encode(value: object) -> str:
 
 
 def _decode(data: Any, kind: type[_T]) -> _T | None:
-    """Read what a row holds; one that is damaged is said, and counts as nothing."""
+    """Read what a row holds; what another version wrote and this one cannot read is said."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        log("damaged_row", level="error", problem=f"{getattr(kind, '__name__', kind)}: {error}")
+    except msgspec.MsgspecError as error:
+        log("unreadable_row", level="error", problem=f"{getattr(kind, '__name__', kind)}: {error}")
         return None
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _is_time(value: Any) -> bool:
-    return _is_finite(value) and 0 <= value <= _LATEST_S
-
-
-def _as_claim(row: Any) -> Claim | None:
-    files = _decode(row.files, tuple[str, ...])
-    if files is None or not isinstance(row.attempts, int) or not _is_time(row.found_s):
-        return None
+def _as_claim(row: Any) -> Claim:
     return Claim(
         number=row.id,
         source=row.source,
-        key=str(row.key),
-        files=files,
-        deaths=max(0, row.attempts - 1),
+        key=row.key,
+        files=msgspec.json.decode(row.files, type=tuple[str, ...]),
+        deaths=row.attempts - 1,
         found_s=row.found_s,
     )
 
 
 def _as_capture(row: Any) -> CaptureRow:
-    finding = None if row.data is None else _decode(row.data, Finding)
-    whole = (row.data is None) == (finding is None) and _is_time(row.found_s)
-    finished = row.finished_s
     return CaptureRow(
         number=row.id,
         source=row.source,
-        key=str(row.key),
-        state=str(row.state) if whole else DAMAGED,
-        found_s=row.found_s if _is_time(row.found_s) else 0.0,
-        finished_s=finished if _is_time(finished) else None,
-        problem=(None if row.problem is None else str(row.problem)) if whole else _ROW_DAMAGED,
-        finding=finding,
+        key=row.key,
+        state=row.state,
+        found_s=row.found_s,
+        finished_s=row.finished_s,
+        problem=row.problem,
+        finding=None if row.data is None else _decode(row.data, Finding),
     )
 
 
 def _as_alert(row: Any) -> Alert:
-    acknowledged = row.acknowledged_s
     return Alert(
         number=row.id,
-        source=str(row.source),
-        kind=str(row.kind),
-        subject=str(row.subject),
-        raised_s=row.raised_s if _is_time(row.raised_s) else 0.0,
-        capture=row.capture_id if isinstance(row.capture_id, int) else 0,
-        acknowledged_s=acknowledged
-        if acknowledged is None or _is_time(acknowledged)
-        else _LATEST_S,
-        data=_decode(row.data, dict[str, Any]) or {"message": _ROW_DAMAGED},
+        source=row.source,
+        kind=row.kind,
+        subject=row.subject,
+        raised_s=row.raised_s,
+        capture=row.capture_id,
+        acknowledged_s=row.acknowledged_s,
+        data=msgspec.json.decode(row.data, type=dict[str, Any]),
     )

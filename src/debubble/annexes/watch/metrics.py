@@ -45,6 +45,12 @@ class Counts:
         """Count one analysis."""
         with self._lock:
             self.analysis_seconds += seconds
+            self._newer = True
+
+    def changed(self) -> None:
+        """Note that something else did."""
+        with self._lock:
+            self._newer = True
 
     def refused(self, source: str) -> None:
         """Count a capture that a server did not let us take."""

@@ -11,18 +11,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
 
 from debubble.annexes.drift import REFERENCE
-from debubble.annexes.watch.config import Trigger
 from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
 from debubble.trace.server_notes import WAITING, samples_of, total_of
 
-# Under pressure a capture waits at first so long, then twice as long each time.
-_FIRST_WAIT = 0.05
-_LONGEST_WAITS = 4.0
+# Of the time between two captures: after this a server that is pressed or away is asked again.
+RETRY_SHARE = 0.1
 # What engines call the lengths of prompts.
 _LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
 _BOUND = re.compile(r'[{,]\s*le="([0-9.eE+-]+|\+Inf)"')
@@ -33,36 +30,6 @@ _LARGEST_PAGE = 16 * 1024 * 1024
 _HTTP_OK = 200
 # No prompt is longer: a bound above is as good as none.
 _LONGEST_PROMPT = 1 << 30
-
-
-def next_capture(trigger: Trigger, last_s: float | None, now_s: float, chance: float) -> float:
-    """Return when to capture; `chance` from 0 to 1 spreads servers that were started at once."""
-    if last_s is None:
-        due = now_s + chance * trigger.jitter * trigger.every_s
-    else:
-        due = last_s + trigger.every_s * (1 + trigger.jitter * (2 * chance - 1))
-    return after_quiet_hours(trigger, max(due, now_s))
-
-
-def after_quiet_hours(trigger: Trigger, at_s: float) -> float:
-    """Return the time itself, or the end of the quiet hours that it lies in."""
-    for _ in range(len(trigger.quiet_hours) + 1):
-        local = datetime.fromtimestamp(at_s).astimezone()
-        for begin, end in trigger.quiet_hours:
-            clock = local.time().replace(tzinfo=None)
-            inside = begin <= clock < end if begin <= end else clock >= begin or clock < end
-            if inside:
-                ends = local.replace(hour=end.hour, minute=end.minute, second=0, microsecond=0)
-                at_s = (ends if ends > local else ends + timedelta(days=1)).timestamp()
-                break
-        else:
-            return at_s
-    return at_s
-
-
-def back_off(trigger: Trigger, refusals: int) -> float:
-    """Return how long to wait for a server that is pressed or does not answer."""
-    return float(trigger.every_s * min(_FIRST_WAIT * 2**refusals, _LONGEST_WAITS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

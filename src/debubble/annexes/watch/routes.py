@@ -39,15 +39,10 @@ except ImportError as missing:
 HEADER_BYTES = 16 * 1024
 BODY_BYTES = 4 * 1024
 CONNECTIONS = 512
-# From the first byte of a request to its last; then for the client to take the answer.
+# For a client to ask, then to take the answer.
 REQUEST_S = 5.0
 ANSWER_S = 10.0
-# Between two requests of one connection: longer than Prometheus' scrapes are apart by default.
-# Who has not asked anything yet, or is waited for while all places are taken, has less.
-IDLE_S = 75.0
-FIRST_S = 10.0
 _READ_BYTES = 16 * 1024
-_REFUSED = 400
 
 _ALWAYS = {
     "X-Content-Type-Options": "nosniff",
@@ -96,7 +91,7 @@ class Server:
     def __init__(self, answer: _Answering, listen: Listen) -> None:
         self._answer = answer
         self._listen = listen
-        self._open: dict[asyncio.Task[None], _Connection] = {}
+        self._open: dict[asyncio.Task[None], None] = {}
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
@@ -124,12 +119,11 @@ class Server:
         task = asyncio.current_task()
         if task is None:
             return
-        connection = self._open[task] = _Connection(reader, writer, self._answer)
+        if len(self._open) >= CONNECTIONS:  # whoever has been here longest has had its time
+            next(iter(self._open)).cancel()
+        self._open[task] = None
         try:
-            if len(self._open) > CONNECTIONS and not self._make_place(task):
-                log("refused", level="warning", why="too many connections")
-                return
-            await connection.serve()
+            await _Connection(reader, writer, self._answer).serve()
         except (OSError, TimeoutError, asyncio.CancelledError, asyncio.IncompleteReadError):
             pass
         except Exception as error:  # noqa: BLE001 (one client must not fill the log with tracebacks)
@@ -140,23 +134,9 @@ class Server:
             with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(writer.wait_closed(), ANSWER_S)
 
-    def _make_place(self, newcomer: asyncio.Task[None]) -> bool:
-        """Cut who asks nothing, the silent before those that asked once, the oldest first."""
-        silent = [
-            (connection.served, number, task)
-            for number, (task, connection) in enumerate(self._open.items())
-            if connection.is_silent and task is not newcomer
-        ]
-        if not silent:
-            return False
-        _, _, task = min(silent, key=lambda known: known[:2])
-        self._open.pop(task)
-        task.cancel()
-        return True
-
 
 class _Connection:
-    """One client."""
+    """One client, and its one request."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answering
@@ -165,37 +145,20 @@ class _Connection:
         self._writer = writer
         self._answer = answer
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEADER_BYTES)
-        self.served = 0
-        """Requests that were granted."""
-        self.is_silent = True
-        """Whether nothing that it asked is being answered: it could be cut."""
 
     async def serve(self) -> None:
-        """Answer one request after the other, until one side has had enough."""
-        while True:
-            try:
-                request = await self._request()
-            except _Refused as error:
-                log("refused", level="warning", why=str(error), status=error.status)
-                await self._send(Answer(status=error.status, body=f"{error}\n".encode()), "GET")
-                return
-            if request is None:
-                return
-            self.is_silent = False
-            answer = await self._answer(request)
-            self.served += answer.status < _REFUSED
-            await self._send(answer, request.method)
-            if self._parser.our_state is not h11.DONE or self._parser.their_state is not h11.DONE:
-                return
-            self._parser.start_next_cycle()
-            self.is_silent = True
+        """Read the request and answer it."""
+        try:
+            request = await self._request()
+        except _Refused as error:
+            log("refused", level="warning", why=str(error), status=error.status)
+            await self._send(Answer(status=error.status, body=f"{error}\n".encode()), "GET")
+            return
+        if request is not None:
+            await self._send(await self._answer(request), request.method)
 
     async def _request(self) -> Request | None:
-        """Read a request; None at the end of the connection."""
-        if not self._parser.trailing_data[0]:
-            async with asyncio.timeout(IDLE_S if self.served else FIRST_S):
-                first = await self._reader.read(_READ_BYTES)
-            self._parser.receive_data(first)
+        """Read a request; None where none comes."""
         try:
             async with asyncio.timeout(REQUEST_S):
                 return await self._whole_request()
@@ -242,6 +205,7 @@ class _Connection:
             **answer.headers,
             "Content-Type": answer.kind,
             "Content-Length": str(len(answer.body)),
+            "Connection": "close",
         }
         await self._write(
             h11.Response(status_code=answer.status, headers=list(headers.items())),
@@ -285,7 +249,6 @@ class Routes:
         self._counts = counts
         self._view: dict[str, Any] | None = None
         self._page = self._metrics = b""
-        self.is_stale = True
         self.store_problem = ""
         """Why the store cannot be written now; nothing where it can."""
         self._checked_s = -_STORE_CHECK_S
@@ -304,7 +267,6 @@ class Routes:
 
     def refresh(self) -> None:
         """Look into the store, and lay out anew what is shown."""
-        self.is_stale = False
         view = whole_view(self._config, self._journal, self._judge, self._counts.troubles())
         self._metrics = write_metrics(view, self._counts)
         self._page = status_page(view).encode()

@@ -12,40 +12,30 @@ import contextlib
 import fcntl
 import multiprocessing
 import os
-import random
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from debubble.annexes.watch.analyse import Finding, Outcome, Task, analyse, prepare_worker
+from debubble.annexes.watch.analyse import Outcome, Task, analyse, prepare_worker
 from debubble.annexes.watch.config import Config, Source, Trigger
 from debubble.annexes.watch.journal import Claim, Journal
 from debubble.annexes.watch.judge import Judge
 from debubble.annexes.watch.metrics import Counts
-from debubble.annexes.watch.mix import (
-    after_quiet_hours,
-    ask_server,
-    back_off,
-    next_capture,
-    requests_between,
-)
+from debubble.annexes.watch.mix import RETRY_SHARE, ask_server, requests_between
 from debubble.annexes.watch.routes import Routes, Server
-from debubble.annexes.watch.sources import ReadyCapture, Scanner, digest_place, fetch_tables, prune
-from debubble.annexes.watch.supervise import in_daemon, log, share_one_heap, supervise
-from debubble.annexes.watch.webhooks import Webhooks
+from debubble.annexes.watch.sources import ReadyCapture, Scanner, digest_place, prune
+from debubble.annexes.watch.supervise import in_daemon, log, supervise
+from debubble.annexes.watch.webhooks import MOST_ATTEMPTS, deliver
 from debubble.capture.server import ServerOrder, capture_server, end_profile
-from debubble.errors import CaptureError, DebubbleError, StoreAway, WatchError
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
+from debubble.errors import DebubbleError, StoreAway, WatchError
 
 _T = TypeVar("_T")
 
@@ -59,13 +49,11 @@ _SHORTEST_POLL_S = 0.05
 _REFRESH_S = 1.0
 # The longest sleep between two looks at the clock: it may be set, and the machine may sleep.
 _LONGEST_SLEEP_S = 30.0
-# Of names that cannot be taken in.
-_SHOWN_NAMES = 3
-# Between two looks for captures that are to be taken up again.
-_RETRY_POLL_S = 2.0
-# Before a capture with which the service died is analysed again, by how often it did: a service
-# that dies of something else, again and again, has died by then, and the capture is not blamed.
-_SUSPECT_WAITS_S = (0.0, 10.0, 60.0)
+# Before a capture is taken up again, for each time that the service died of it, as far as is known:
+# a service that dies of something else, again and again, has died by then.
+_SUSPECT_WAIT_S = 10.0
+# Between two looks for captures that are to be taken up again, or alerts that are to be sent.
+_POLL_S = 2.0
 # After a stop, for analyses to end; then the next service begins them anew.
 _GRACE_S = 10.0
 # And for servers to end their profiles: they may write for minutes, but were told.
@@ -90,7 +78,6 @@ class Service:
         self._storing = asyncio.Lock()
         self._capturing = asyncio.Lock()
         self._under_capture = {source.name: asyncio.Lock() for source in config.sources}
-        self._stock_taken = asyncio.Event()
         self._pool: Executor | None = None
         self._parts: list[asyncio.Task[None]] = []
 
@@ -106,7 +93,6 @@ class Service:
 
     async def run(self) -> None:
         """Serve until stopped."""
-        share_one_heap()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
@@ -114,15 +100,17 @@ class Service:
             try:
                 await self._first_look()
                 log("started", url=url, sources=[source.name for source in self.config.sources])
-                self._begin("take_up", self._take_up)
+                names = [source.name for source in self.config.sources]
+                claims = await self._in_thread(
+                    lambda: self.journal.unfinished(names, now_s=time.time())
+                )
+                self._begin("take_up", partial(self._take_up, claims))
                 self._begin("page", self._refresh)
-                webhooks = Webhooks(self.journal, self._targets)
-                self._begin("webhooks", lambda: webhooks.run(self._stopping))
+                for target in self._targets:
+                    self._begin("webhook", partial(self._deliver, target))
                 for source in self.config.sources:
-                    scanner = Scanner(source, self.config.analysis.limits, time.monotonic)
+                    scanner = Scanner(source, time.monotonic)
                     self._begin("folder", partial(self._watch, source, scanner), source)
-                    for address in source.meters:
-                        self._begin("meter", partial(self._fetch, source, address), source)
                     if source.trigger is not None:
                         work = partial(self._trigger, source, source.trigger)
                         self._begin("server", work, source)
@@ -154,7 +142,7 @@ class Service:
         try:
             await self._in_thread(self.routes.refresh)
         except Exception as error:  # noqa: BLE001 (said, and tried again in its turn)
-            self.routes.is_stale = True
+            self.counts.changed()
             log("failed", level="error", part="page", problem=f"{type(error).__name__}: {error}")
 
     def _end_workers(self) -> None:
@@ -189,116 +177,71 @@ class Service:
         """Keep what is shown current, without a look into the store for every reader."""
         while not self._stopping.is_set():
             await self._sleep(_REFRESH_S)
-            if self.routes.is_stale or self.counts.is_newer():
+            if self.counts.is_newer():
                 await self._in_thread(self.routes.refresh)
             await self._in_thread(self.routes.check_store)
 
+    async def _deliver(self, target: str) -> None:
+        """Send a webhook its alerts; one that hangs holds up itself alone."""
+        while not self._stopping.is_set():
+            due = await self._in_thread(
+                lambda: self.journal.due(target, now_s=time.time(), most_attempts=MOST_ATTEMPTS)
+            )
+            for delivery in due:
+                if not self._stopping.is_set():
+                    await self._in_thread(deliver, self.journal, delivery)
+            await self._sleep(_POLL_S)
+
     # Captures that are there.
 
-    async def _take_up(self) -> None:
+    async def _take_up(self, claims: Sequence[Claim]) -> None:
         """Go on with what a killed service had begun, then with what is asked for once more."""
         by_name = {source.name: source for source in self.config.sources}
-        names, began = list(by_name), time.monotonic()
-        claims = await self._in_thread(lambda: self.journal.unfinished(names, now_s=time.time()))
-        self._stock_taken.set()
-        for claim in claims:
-            await self._sleep(began + _SUSPECT_WAITS_S[claim.deaths] - time.monotonic())
-            if self._stopping.is_set():
-                return
-            log("taken_up", source=claim.source, capture=claim.key, deaths=claim.deaths)
-            await self._analyse_alone(by_name[claim.source], claim)
+        event, began = "taken_up", time.monotonic()
         while not self._stopping.is_set():
-            again = await self._in_thread(
-                lambda: self.journal.asked_again(names, now_s=time.time())
-            )
-            for claim in again:
-                log("retried", source=claim.source, capture=claim.key)
+            for claim in claims:
+                await self._sleep(began + _SUSPECT_WAIT_S * claim.deaths - time.monotonic())
                 async with self._slots:
+                    if self._stopping.is_set():
+                        return
+                    log(event, source=claim.source, capture=claim.key, deaths=claim.deaths)
+                    await self._in_thread(self.journal.count_death, claim)
                     await self._see_through(by_name[claim.source], claim, None)
-            await self._sleep(_RETRY_POLL_S)
-
-    async def _analyse_alone(self, source: Source, claim: Claim) -> None:
-        """Analyse while nothing else is: should the service die again, it is this capture."""
-        for _ in range(self._workers):
-            await self._slots.acquire()
-        try:
-            if self._stopping.is_set():
-                return
-            await self._in_thread(self.journal.begin_alone, claim)
-            await self._see_through(source, claim, None)
-            await self._in_thread(self.journal.put_back, claim)
-        finally:
-            for _ in range(self._workers):
-                self._slots.release()
+            await self._sleep(_POLL_S)
+            event, claims = "retried", await self._in_thread(self.journal.asked_again, [*by_name])
 
     async def _watch(self, source: Source, scanner: Scanner) -> None:
         """Look for captures until stopped; a folder that is away for a while is said once."""
-        troubled = ""
-        await self._until_stock_is_taken()
+        problem = ""
         while not self._stopping.is_set():
+            previous, ready = problem, tuple[ReadyCapture, ...]()
             try:
                 async with self._under_capture[source.name]:
                     known = await self._in_thread(self.journal.known_keys, source.name)
-                    found = await in_daemon(scanner.scan, known)
-                if troubled:
-                    log("source_back", source=source.name)
-                troubled = ""
+                    ready = await in_daemon(scanner.scan, known)
+                problem = scanner.unreadable_names
                 self.counts.scanned(source.name, time.time())
-                self._say_odd_names(source, scanner)
             except (DebubbleError, OSError) as error:
-                found = ()
-                if str(error) != troubled:
-                    troubled = str(error)
-                    self.counts.trouble(source.name, "folder", troubled)
-                    log("source_away", level="error", source=source.name, problem=troubled)
+                problem = str(error)
+            if problem and problem != previous:
+                self.counts.trouble(source.name, "folder", problem)
+                log("source_trouble", level="error", source=source.name, problem=problem)
+            elif not problem:
+                self.counts.well(source.name, "folder")
+                if previous:
+                    log("source_back", source=source.name)
             async with asyncio.TaskGroup() as tasks:
-                for ready in found:
+                for capture in ready:
                     await self._slots.acquire()
                     if self._stopping.is_set():
                         self._slots.release()
                         break
-                    tasks.create_task(self._take(source, ready))
-            if found:
-                limits = self.config.analysis.limits
-                count = await self._in_thread(prune, source, self.journal, limits)
+                    tasks.create_task(self._take(source, capture))
+            if ready:
+                count = await self._in_thread(prune, source, self.journal)
                 if count:
                     log("pruned", source=source.name, captures=count)
             await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
-
-    async def _fetch(self, source: Source, address: str) -> None:
-        """Fetch a metered rank's tables into the folder until stopped; a job comes and goes."""
-        troubled, seen = "", set[str]()
-        while not self._stopping.is_set():
-            try:
-                count = await in_daemon(fetch_tables, source, address, seen)
-                if count:
-                    log("fetched", source=source.name, meter=address, tables=count)
-                if troubled:
-                    log("meter_back", source=source.name, meter=address)
-                    self.counts.well(source.name, "meter")
-                troubled = ""
-            except (DebubbleError, OSError) as error:
-                if str(error) != troubled:
-                    troubled = str(error)
-                    self.counts.trouble(source.name, "meter", troubled)
-                    log("meter_away", level="warning", source=source.name, problem=troubled)
-            await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
-
-    async def _until_stock_is_taken(self) -> None:
-        """Wait until claims of a dead service are told from those of this one."""
-        while not (self._stock_taken.is_set() or self._stopping.is_set()):
-            await self._sleep(_SHORTEST_POLL_S)
-
-    def _say_odd_names(self, source: Source, scanner: Scanner) -> None:
-        """Name files that cannot be taken in for their names; once they are gone, nothing."""
-        if scanner.odd_names:
-            shown = ", ".join(scanner.odd_names[:_SHOWN_NAMES])
-            problem = f"{len(scanner.odd_names)} with a name that is no UTF-8: {shown}"
-            if not any(problem in said for said in self.counts.troubles().get(source.name, ())):
-                self.counts.trouble(source.name, "folder", problem)
-                log("odd_names", level="error", source=source.name, problem=problem)
-        else:
-            self.counts.well(source.name, "folder")
 
     async def _take(self, source: Source, ready: ReadyCapture) -> None:
         """Claim a capture and see it through; the caller gave it a slot."""
@@ -335,7 +278,6 @@ class Service:
             traffic = await self._in_thread(self.journal.traffic_at, source.name, at_s)
         task = Task(
             files=claim.files,
-            limits=self.config.analysis.limits,
             timeout_s=self.config.analysis.timeout_s,
             traffic=traffic,
             digests=await self._in_thread(digest_place, source),
@@ -343,8 +285,9 @@ class Service:
             written_s=newest_s,
         )
         analysis = await self._compute(task)
-        if analysis is None:
-            return  # stopping: the next service takes it up
+        if analysis is None:  # stopping: the next service takes it up, and nothing died
+            await self._in_thread(self.journal.put_back, claim)
+            return
         raised: list[tuple[str, str]] = []
         async with self._storing:
             stored = await self._in_thread(
@@ -353,13 +296,12 @@ class Service:
                     analysis,
                     now_s=time.time(),
                     follow=lambda connection, finding: raised.extend(
-                        self._judge(connection, claim, finding)
+                        self.judge.follow(connection, claim, finding)
                     ),
                 )
             )
         if not stored:
             return
-        self.routes.is_stale = True
         self.counts.analysed(analysis.seconds)
         outcome, level = ("analysed", "info") if analysis.finding else ("unreadable", "warning")
         outcome = "given_up" if analysis.given_up else outcome
@@ -367,16 +309,6 @@ class Service:
         log(outcome, level=level, source=source.name, capture=claim.key, **problem)
         for kind, message in raised:
             log("alert", level="warning", source=source.name, kind=kind, message=message)
-
-    def _judge(
-        self, connection: Connection, claim: Claim, finding: Finding
-    ) -> list[tuple[str, str]]:
-        """Hold a capture against those before; what these left behind may be damaged."""
-        try:
-            return self.judge.follow(connection, claim, finding)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            _say_bug(error)
-            return []
 
     async def _compute(self, task: Task) -> Outcome | None:
         """Have a worker analyse; where one dies, once more alone: then it was the capture."""
@@ -417,12 +349,11 @@ class Service:
     # Servers that are captured on a schedule.
 
     async def _trigger(self, source: Source, trigger: Trigger) -> None:
-        refusals = 0
         await self._end_left_on(source, trigger)
-        last = await self._in_thread(self.journal.last_trigger, source.name)
-        if last is not None and last > time.time():
-            last = None  # of a clock that was set back, or a damaged row
-        due = next_capture(trigger, last, time.time(), random.random())  # noqa: S311 (jitter)
+        last_s = await self._in_thread(self.journal.last_trigger, source.name)
+        due = 0.0 if last_s is None else last_s + trigger.every_s
+        # The clock may have been set back since then.
+        due = min(due, time.time() + trigger.every_s)
         while not self._stopping.is_set():
             left = due - time.time()
             if left > 0:
@@ -435,11 +366,9 @@ class Service:
             if problem:
                 log("not_captured", level="warning", source=source.name, problem=problem)
                 self.counts.refused(source.name)
-                due = after_quiet_hours(trigger, time.time() + back_off(trigger, refusals))
-                refusals += 1
+                due = time.time() + RETRY_SHARE * trigger.every_s
             else:
-                refusals = 0
-                due = next_capture(trigger, time.time(), time.time(), random.random())  # noqa: S311
+                due = time.time() + trigger.every_s
 
     async def _end_left_on(self, source: Source, trigger: Trigger) -> None:
         """End the profile that a killed service left on."""
@@ -474,8 +403,8 @@ class Service:
             log("capturing", source=source.name, server=trigger.url)
             problem, traffic = "", dict[int, float]()
             try:
-                sleep = self._interruptible if order.steps is None else self._unless_stopped
-                await in_daemon(lambda: capture_server(order, sleep=sleep))
+                # A stop ends the profile early, and never leaves it on.
+                await in_daemon(lambda: capture_server(order, sleep=self._sleep_in_thread))
                 after = await in_daemon(ask_server, trigger.url)
                 traffic = requests_between(before, after)
             except (DebubbleError, OSError) as error:
@@ -491,14 +420,8 @@ class Service:
             self.counts.well(source.name, "server")
         return problem
 
-    def _interruptible(self, seconds: float) -> None:
-        """Sleep in the capture's thread; a stop ends the profile early, never leaves it on."""
+    def _sleep_in_thread(self, seconds: float) -> None:
         self._stop_captures.wait(seconds)
-
-    def _unless_stopped(self, seconds: float) -> None:
-        """Sleep while a server counts its steps; a stop does not wait for their end."""
-        if self._stop_captures.wait(seconds):
-            raise CaptureError("the service stops")
 
 
 def _order(source: Source, trigger: Trigger) -> ServerOrder:
@@ -507,7 +430,6 @@ def _order(source: Source, trigger: Trigger) -> ServerOrder:
         kind=trigger.kind,
         out=Path(source.folder),
         seconds=trigger.seconds,
-        steps=trigger.steps,
         around_s=trigger.around_s,
     )
 

@@ -1,15 +1,10 @@
-"""Folders in → captures that appear in them; then raw traces go, and digests stay.
-
-Tables of a job that meters itself may be fetched from its ranks' own ports into such a folder.
-"""
+"""Folders in → captures that appear in them; then raw traces go, and digests stay."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import json
 import os
-import re
 import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +14,6 @@ from typing import Any
 from debubble.annexes.watch.config import Source
 from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.supervise import log
-from debubble.capture.fetch import ANSWER_S, NoAnswer, Request, fetch
 from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
 from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
@@ -33,14 +27,11 @@ from debubble.trace.format import (
 )
 from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import find_run, named_like_a_trace, read_run
-from debubble.trace.source import Limits, is_url, locate, plain_errors
-from debubble.units import printable, replacing
+from debubble.trace.source import DEFAULT_LIMITS, is_url, locate, plain_errors
+from debubble.units import printable
 
-# A table of 20 steps has some 70 KB; one of a long segment megabytes.
-_LARGEST_TABLE = 64 * 1024**2
-# As meters name them.
-_TABLE = re.compile(r"\d{8}-\d{6}-step\d{1,12}/rank\d{1,6}\.csv(\.debubble\.json)?")
-_WELL, _NOT_THERE = 200, 404
+# Of names that cannot be taken in.
+_SHOWN_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,20 +58,23 @@ class ReadyCapture:
 class Scanner:
     """Looks into one source again and again; remembers what it saw the last time."""
 
-    def __init__(self, source: Source, limits: Limits, clock: Callable[[], float]) -> None:
+    def __init__(self, source: Source, clock: Callable[[], float]) -> None:
         self.source = source
-        self._limits = limits
         self._clock = clock
         self._known: dict[Entry, TraceFile | None] = {}
         self._done: set[Entry] = set()
         self._since: dict[tuple[Entry, ...], float] = {}
-        self.odd_names: tuple[str, ...] = ()
+        self.unreadable_names = ""
         """What the last look left alone: no text can hold these names, so no store."""
 
     def scan(self, claimed: Collection[str]) -> tuple[ReadyCapture, ...]:
         """Return what is complete and not claimed, the oldest first."""
         listed = list(list_files(self.source.folder))
-        self.odd_names = tuple(printable(one.file) for one in listed if not _is_text(one.file))
+        others = [printable(entry.file) for entry in listed if not _is_text(entry.file)]
+        shown = ", ".join(others[:_SHOWN_NAMES])
+        self.unreadable_names = (
+            f"{len(others)} with a name that is no UTF-8: {shown}" if others else ""
+        )
         entries = {entry.file: entry for entry in listed if _is_text(entry.file)}
         self._done &= set(entries.values())
         fresh = [
@@ -126,7 +120,7 @@ class Scanner:
             return self._known[entry]
         damaged = TraceFile(file=entry.file, format=KINETO, rank=rank_from_name(entry.file))
         try:
-            known = recognise(entry.file, self._limits)
+            known = recognise(entry.file, DEFAULT_LIMITS)
         except Exception as error:  # noqa: BLE001 (one file must not hide those beside it)
             if not isinstance(error, DebubbleError | OSError):
                 log("bug", level="error", problem=f"{printable(entry.file)}: {error!r}")
@@ -135,50 +129,6 @@ class Scanner:
             return known
         is_garbage = known.format == OTHER and named_like_a_trace(entry.file)
         return damaged if is_garbage else None
-
-
-def fetch_tables(source: Source, address: str, seen: set[str]) -> int:
-    """Fetch a metered rank's tables that were not seen before; return how many there were.
-
-    A file keeps the time it was written at: one that is fetched again is the capture it was. What
-    the job says of itself comes before its table, as in a folder of its own.
-    """
-    address = address.rstrip("/")
-    listed = _ask(f"{address}/tables")
-    if listed is None:
-        raise NoAnswer(f"{address}/tables: no meter answers there")
-    count = 0
-    for name, modified_ns in _tables_of(listed, address):
-        if (key := f"{address} {name} {modified_ns}") in seen:
-            continue
-        body = _ask(f"{address}/tables/{name}")
-        if body is not None:  # else it is gone already: a meter keeps so many
-            file = Path(source.folder, name)
-            with replacing(file, sync=False) as partial:
-                partial.write_bytes(body)
-                os.utime(partial, ns=(modified_ns, modified_ns))
-            count += file.suffix == ".csv"
-        seen.add(key)
-    return count
-
-
-def _ask(url: str) -> bytes | None:
-    """Return an answer; None where there is nothing at that address."""
-    reply = fetch(Request(url=url, patience_s=ANSWER_S, most_bytes=_LARGEST_TABLE))
-    if reply.status == _NOT_THERE:
-        return None
-    if reply.status != _WELL:
-        raise NoAnswer(f"{url}: {reply.status} {printable(reply.reason)}")
-    return reply.body
-
-
-def _tables_of(listed: bytes, address: str) -> list[tuple[str, int]]:
-    """Read a list of tables: names that no meter writes are nobody's to place here."""
-    try:
-        rows = [(str(row["name"]), int(row["modified_ns"])) for row in json.loads(listed)]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise NoAnswer(f"{address}/tables: no list of tables") from error
-    return [(name, ns) for name, ns in rows if _TABLE.fullmatch(name) and ns >= 0]
 
 
 def is_complete(traces: Sequence[str], listed: Collection[str]) -> bool:
@@ -284,13 +234,13 @@ def remove_capture(source: Source, files: Sequence[str]) -> None:
                 Path(file).parent.rmdir()
 
 
-def prune(source: Source, journal: Journal, limits: Limits) -> int:
+def prune(source: Source, journal: Journal) -> int:
     """Remove what is not to be kept; return how many captures went."""
     if source.keep is None:
         return 0
     count = 0
     for number, files in journal.prunable(source.name, keep=source.keep):
-        problem = _see_to_digests(source, files, limits)
+        problem = _see_to_digests(source, files)
         if problem:
             log("not_pruned", level="warning", source=source.name, problem=problem)
             continue
@@ -300,7 +250,7 @@ def prune(source: Source, journal: Journal, limits: Limits) -> int:
     return count
 
 
-def _see_to_digests(source: Source, files: Sequence[str], limits: Limits) -> str:
+def _see_to_digests(source: Source, files: Sequence[str]) -> str:
     """Make the digests that an earlier time did not keep; return what was in the way."""
     digests = digest_place(source)
     if digests is None:
@@ -309,7 +259,7 @@ def _see_to_digests(source: Source, files: Sequence[str], limits: Limits) -> str
     if not missing:
         return ""
     try:
-        run = read_run(find_run(missing, limits=limits), limits=limits, digests=digests)
+        run = read_run(find_run(missing), digests=digests)
     except DebubbleError:
         return ""  # what cannot be read has no digest to keep
     return next((str(gap) for gap in run.gaps if gap.code is Code.DIGEST_NOT_WRITTEN), "")

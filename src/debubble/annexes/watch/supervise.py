@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import sys
 import threading
@@ -26,18 +25,6 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 300.0
 # Who was well for so long begins with the first wait again.
 _WELL_S = 600.0
-# glibc's M_ARENA_MAX.
-_MOST_HEAPS = -8
-
-
-def share_one_heap() -> None:
-    """Have all threads allocate from one heap, where the C library is glibc.
-
-    Whatever takes time has a thread of its own, and glibc gives threads heaps of theirs, which keep
-    what is left over: 8.0 MiB more after 300 captures, against 3.0 from one heap.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C library, or none to be had
-        ctypes.CDLL(None).mallopt(_MOST_HEAPS, 1)
 
 
 def log(event: str, *, level: str = "info", **fields: object) -> None:
@@ -77,6 +64,11 @@ async def in_daemon(call: Callable[..., _T], *words: object) -> _T:
     return await future
 
 
+def wait_after(failures: int) -> float:
+    """Return how long to wait before something that failed so often before is tried again."""
+    return float(min(FIRST_WAIT_S * 2**failures, LONGEST_WAIT_S))
+
+
 async def supervise(
     part: str,
     work: Callable[[], Awaitable[None]],
@@ -94,7 +86,7 @@ async def supervise(
         except Exception as error:  # noqa: BLE001 (one part must not take the service down)
             if time.monotonic() - began > _WELL_S:
                 failures = 0
-            wait_s = min(FIRST_WAIT_S * 2**failures, LONGEST_WAIT_S)
+            wait_s = wait_after(failures)
             failures += 1
             on_failure(f"{type(error).__name__}: {error}")
             told = "".join(traceback.format_exception(error))

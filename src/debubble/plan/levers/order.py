@@ -19,7 +19,7 @@ from debubble.plan.option import (
     weigh,
 )
 from debubble.plan.order_search import SearchResult, check_search, find_order
-from debubble.simulate.program import OrderCycle
+from debubble.simulate.events import OrderCycle
 from debubble.units import counted, show_percent
 
 # Schedules that are nearly as quick by their means are weighed in full: the best of those counts.

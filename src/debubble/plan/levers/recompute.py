@@ -17,7 +17,7 @@ from debubble.plan.option import (
     quick_latency_s,
     splits_backward,
 )
-from debubble.simulate.program import OrderCycle
+from debubble.simulate.events import OrderCycle
 
 
 def ideas(start: Start) -> Iterator[Idea]:

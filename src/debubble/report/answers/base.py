@@ -37,22 +37,16 @@ def json_text(data: Any, *, compact: bool = False) -> str:
     """
     write = partial(json.dumps, indent=None if compact else 2, allow_nan=False)
     text = write(data)
-    return mask_secrets(write(_whole_text(data)) if _HALF.search(text) else text)
+    return mask_secrets(write(_plain(data)) if _HALF.search(text) else text)
 
 
-def _whole_text(data: Any) -> Any:
+def _plain(data: Any) -> Any:
+    """Return plain objects as JSON has them: lists for tuples, no halves of characters."""
     if isinstance(data, str):
         return data.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(data, Mapping):
-        return {_whole_text(name): _whole_text(value) for name, value in data.items()}
-    return [_whole_text(value) for value in data] if isinstance(data, list | tuple) else data
-
-
-def _with_lists(data: Any) -> Any:
-    """Return plain objects with lists for tuples, as JSON has them."""
-    if isinstance(data, dict):
-        return {name: _with_lists(value) for name, value in data.items()}
-    return [_with_lists(value) for value in data] if isinstance(data, list | tuple) else data
+        return {_plain(name): _plain(value) for name, value in data.items()}
+    return [_plain(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,7 +171,7 @@ class Answer(Part, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as `--json` has it, as plain objects."""
-        plain: dict[str, Any] = _with_lists(msgspec.to_builtins(self))
+        plain: dict[str, Any] = _plain(msgspec.to_builtins(self))
         return plain
 
     def to_json(self) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import ClassVar
 
 import msgspec
 
-from debubble.analysis import Analysis
 from debubble.errors import Gap
-from debubble.ledger.causes import CAUSES
 from debubble.measure.comparison import (
+    CauseChange,
     Comparison,
     Confidence,
     Delta,
@@ -84,14 +82,6 @@ class SidePart(Part, frozen=True, kw_only=True):
     versions: dict[str, str]
 
 
-class CauseChange(Part, frozen=True, kw_only=True):
-    """A cause of the ledger, as shares of the batch, or of the time of a stream."""
-
-    cause: str
-    before_fraction: float
-    after_fraction: float
-
-
 class CompareAnswer(Answer, frozen=True, kw_only=True):
     """The run after a change against the one before."""
 
@@ -141,28 +131,6 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
             for name, delta in self.delta.items()
         ]
         return {"delta": rows} | super().tables()
-
-
-def compare_causes(
-    before: Sequence[Analysis], after: Sequence[Analysis]
-) -> tuple[CauseChange, ...]:
-    """Hold the accounts of two sides against each other: means over captures."""
-    sides = []
-    for captures in (before, after):
-        every = [run.ledger or run.stream for run in captures]
-        accounts = [account.shares() for account in every if account is not None]
-        if not accounts:
-            return ()
-        sides.append(
-            {cause: fmean(account.get(cause, 0.0) for account in accounts) for cause in CAUSES}
-        )
-    return tuple(
-        CauseChange(
-            cause=str(cause), before_fraction=sides[0][cause], after_fraction=sides[1][cause]
-        )
-        for cause in CAUSES
-        if sides[0][cause] or sides[1][cause]
-    )
 
 
 def answer_compare(

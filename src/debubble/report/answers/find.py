@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
+from debubble.measure.numbers import Numbers
 from debubble.measure.worth import Rates, Tariff
 from debubble.report.answers.base import (
     Answer,
@@ -29,28 +30,23 @@ from debubble.report.answers.ledger import (
     answer_causes,
     answer_replay,
     answer_savings,
-    worth_savings,
 )
 from debubble.report.answers.links import HopPart, hop_parts
 from debubble.report.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
 from debubble.report.answers.replicas import ReplicasPart, say_replicas
 from debubble.report.answers.serving import (
     HostPart,
-    PhasePart,
     ProfilerPart,
     SchedulerPart,
     answer_hosts,
-    answer_phases,
     answer_profiler,
     answer_scheduler,
-    answer_stream,
     answer_stream_causes,
-    answer_stream_replay,
-    answer_stream_savings,
 )
+from debubble.serving.phases import PhaseFigures
 from debubble.simulate.expected import Theory, theory_of_stream
 from debubble.timeline.figures import Deviation, PipelineFigures, RankShares
-from debubble.timeline.job import Basis, JobFacts
+from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
 from debubble.timeline.steps import SkippedStep
@@ -110,18 +106,6 @@ class RunPart(Part, frozen=True, kw_only=True):
     steps_left_out: list[SkippedStep]
 
 
-class NumbersPart(Part, frozen=True, kw_only=True):
-    """The three numbers, and throughput."""
-
-    bubble_fraction: float | None
-    batch_latency_s: float | None
-    step_time_s: float | None
-    peak_memory_bytes: list[int | None]
-    microbatches_per_s: float | None
-    tokens_per_s: float | None
-    unprofiled_batch_latency_s: float | None
-
-
 class JobPart(Part, frozen=True, kw_only=True):
     """What the job said of itself."""
 
@@ -175,7 +159,7 @@ class StreamPart(Part, frozen=True, kw_only=True):
     bubble_fraction_of_equal_stages: float | None
     turn_s: float | None
     """What a batch takes in turn: from one that leaves the last stage to the next."""
-    phases: list[PhasePart]
+    phases: list[PhaseFigures]
     phases_labelled: bool | None
     """Names in the traces told them; else sizes and what was launched did."""
     profiler: ProfilerPart | None
@@ -250,7 +234,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     basis: str
     """Of all times but those that are called otherwise: profiled, or unprofiled."""
     run: RunPart
-    numbers: NumbersPart
+    numbers: Numbers
     job: JobPart | None
     theory: Theory
     longest_stage_bubble: float | None
@@ -298,11 +282,12 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     rates = analysis.rates(tariff)
     pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
     stream = analysis.stream
+    account, step_ns = ledger or stream, None if stream else pipeline.step_time_ns
     replicas = analysis.replicas
     answer = FindAnswer(
         basis=analysis.basis.traced,
         run=_run_part(analysis),
-        numbers=_numbers_part(analysis),
+        numbers=analysis.numbers,
         job=_job_part(job),
         theory=analysis.theory,
         longest_stage_bubble=pipeline.longest_stage_bubble,
@@ -312,21 +297,13 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         side_work=pipeline.side_fractions,
         stream=_stream_part(analysis),
         shape=None if pipeline.shape is None else ShapePart.of(pipeline.shape),
-        ledger=answer_account(ledger) if ledger else answer_stream(stream) if stream else None,
-        savings=worth_savings(
-            answer_savings(ledger) if ledger else answer_stream_savings(stream) if stream else None,
-            None if stream else pipeline.step_time_ns,
-            rates,
-        ),
+        ledger=answer_account(account) if account else None,
+        savings=answer_savings(account, step_ns, rates) if account else None,
         more_microbatches=answer_more_microbatches(analysis.doubled_microbatches)
         if ledger
         else None,
         rates=rates,
-        replay=answer_replay(ledger)
-        if ledger
-        else answer_stream_replay(stream)
-        if stream
-        else None,
+        replay=answer_replay(account) if account else None,
         named=answer_stream_causes(analysis) if stream else answer_causes(analysis),
         bottleneck=answer_bottleneck(analysis.bottleneck),
         stages=_stage_parts(analysis),
@@ -362,25 +339,6 @@ def _run_part(analysis: Analysis) -> RunPart:
     )
 
 
-def _numbers_part(analysis: Analysis) -> NumbersPart:
-    pipeline, job, basis = analysis.pipeline, analysis.job, analysis.basis
-    step = pipeline.step_time_ns or pipeline.batch_latency_ns
-    rate = pipeline.microbatches * NS_PER_S / step if pipeline.microbatches and step else None
-    # Of steps without the profiler, where the job told how many tokens they have.
-    timed = None if pipeline.stream is not None else job.unprofiled_step_s
-    return NumbersPart(
-        bubble_fraction=pipeline.bubble_fraction,
-        batch_latency_s=seconds(pipeline.batch_latency_ns),
-        step_time_s=seconds(pipeline.step_time_ns),
-        peak_memory_bytes=[rank.peak_memory_bytes for rank in pipeline.ranks],
-        microbatches_per_s=pipeline.stream.batches_per_s if pipeline.stream else rate,
-        tokens_per_s=None if job.tokens is None or timed is None else job.tokens / timed,
-        unprofiled_batch_latency_s=seconds(basis.batch_latency_ns)
-        if basis.name is Basis.UNPROFILED
-        else None,
-    )
-
-
 def _job_part(job: JobFacts) -> JobPart | None:
     return None if job == JobFacts() else JobPart.of(job)
 
@@ -394,7 +352,7 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
         window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
         bubble_fraction_of_equal_stages=theory_of_stream(analysis.pipeline),
         turn_s=seconds(account.turn_ns) if account else None,
-        phases=answer_phases(account) if account else [],
+        phases=analysis.phases,
         phases_labelled=account.batches.labelled if account else None,
         profiler=answer_profiler(analysis),
         scheduler=answer_scheduler(analysis),

@@ -11,9 +11,9 @@ from debubble.errors import Code, as_gap
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.timeline.fleet.survey import NoPipelineIn
 from debubble.trace.columns import RankSummary
-from debubble.trace.optable import Op, OpTable
+from debubble.trace.optable.summary import OpTableSummary, summarise_table
 from debubble.trace.run import Run
-from debubble.units import NS_PER_S, counted, show_ranks, show_share
+from debubble.units import counted, show_ranks, show_share
 
 SCHEMA = "debubble.inspect/1"
 
@@ -25,28 +25,6 @@ class CapturePart(Part, frozen=True, kw_only=True):
 
     name: str
     files: list[str]
-
-
-class OperationPart(Part, frozen=True, kw_only=True):
-    """One name in an op table, and what it was taken for."""
-
-    op: str
-    name: str
-    rows: int
-    total_s: float
-
-
-class OpTablePart(Part, frozen=True, kw_only=True):
-    """What an op table holds."""
-
-    file: str
-    format: str
-    rows: int
-    steps: int
-    pipelines: int
-    stages: int
-    ops: dict[str, int]
-    names: list[OperationPart]
 
 
 class LackPart(Part, frozen=True, kw_only=True):
@@ -68,7 +46,7 @@ class InspectAnswer(Answer, frozen=True, kw_only=True):
     world_size: int | None
     missing_ranks: list[int]
     ranks: tuple[RankSummary, ...]
-    op_tables: list[OpTablePart]
+    op_tables: list[OpTableSummary]
     left_alone: list[str]
     lacks: list[LackPart]
     verdict: str
@@ -90,7 +68,7 @@ def answer_inspect(run: Run) -> InspectAnswer:
         world_size=run.world_size,
         missing_ranks=list(run.missing_ranks),
         ranks=ranks,
-        op_tables=[_op_table(table) for table in run.tables],
+        op_tables=[summarise_table(table) for table in run.tables],
         left_alone=list(run.found.left_alone),
         lacks=lacks,
         verdict=_say_run(run, ranks, lacks),
@@ -134,31 +112,6 @@ def _lacks(run: Run, ranks: tuple[RankSummary, ...]) -> list[LackPart]:
         what = "what hosts did, and so which wait is theirs"
         lack(["find"], what, "the host, too: ProfilerActivity.CPU")
     return lacks
-
-
-def _op_table(table: OpTable) -> OpTablePart:
-    names = []
-    for number, name in enumerate(table.names):
-        rows = table.name == number
-        if rows.any():
-            names.append(
-                OperationPart(
-                    op=Op(int(table.op[rows][0])).name.lower(),
-                    name=name,
-                    rows=int(rows.sum()),
-                    total_s=float(table.duration_ns[rows].sum()) / NS_PER_S,
-                )
-            )
-    return OpTablePart(
-        file=table.file,
-        format=table.format,
-        rows=len(table),
-        steps=len(set(table.step.tolist())),
-        pipelines=len(set(table.pipeline.tolist())),
-        stages=len(set(table.stage.tolist())),
-        ops={op.name.lower(): int((table.op == op).sum()) for op in Op if (table.op == op).any()},
-        names=names,
-    )
 
 
 def _say_run(run: Run, ranks: tuple[RankSummary, ...], lacks: list[LackPart]) -> str:

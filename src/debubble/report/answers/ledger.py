@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
@@ -18,7 +17,8 @@ from debubble.measure.worth import Rates, Worth
 from debubble.report.answers.base import Part
 from debubble.report.answers.change import describe, say_gain
 from debubble.report.answers.microbatches import answer_more_microbatches, say_microbatches
-from debubble.timeline.model import RankTimeline
+from debubble.serving.account import StreamAccount, StreamSaving
+from debubble.timeline.meetings import LateRank, latest_in_collectives
 from debubble.timeline.steps import numbered
 from debubble.units import (
     NS_PER_S,
@@ -121,15 +121,6 @@ class RankAccount(Part, frozen=True, kw_only=True):
     culprits: list[WaitedFor]
 
 
-class LatePart(Part, frozen=True, kw_only=True):
-    """Whom a rank waits for most in collectives of its stage."""
-
-    rank: int
-    late_rank: int
-    wait_s: float
-    """Over all that was captured."""
-
-
 class AccountPart(Part, frozen=True, kw_only=True):
     """Every nanosecond under one cause: sums over `steps`, shares of the batch in their middle."""
 
@@ -141,7 +132,7 @@ class AccountPart(Part, frozen=True, kw_only=True):
     culprits: list[WaitedFor]
     """Of each cause, what was waited for longest."""
     ranks: list[RankAccount]
-    late_in_collectives: list[LatePart]
+    late_in_collectives: list[LateRank]
 
 
 class SavingPart(Part, frozen=True, kw_only=True):
@@ -186,88 +177,83 @@ class BottleneckPart(Part, frozen=True, kw_only=True):
     sentence: str
 
 
-def answer_account(ledger: Ledger) -> AccountPart:
+def answer_account(account: Ledger | StreamAccount) -> AccountPart:
     """Return where the time went."""
-    middle = [ledger.steps[row].number for row in ledger.middle]
-    worst = {culprit.cause: culprit for culprit in reversed(ledger.culprits)}
+    worst = {culprit.cause: culprit for culprit in reversed(account.culprits)}
+    ledger = account if isinstance(account, Ledger) else None
+    if isinstance(account, Ledger):
+        ranks, total_ns = account.ranks, account.total_ns
+    else:
+        ranks = account.batches.ranks
+        total_ns = len(ranks) * account.length_ns
     return AccountPart(
-        total_s=ledger.total_ns / NS_PER_S,
-        steps=[step.number for step in ledger.steps],
-        middle_steps=middle,
-        causes=in_seconds(ledger.causes()),
-        shares={str(cause): share for cause, share in ledger.shares().items()},
+        total_s=total_ns / NS_PER_S,
+        steps=[step.number for step in ledger.steps] if ledger else [],
+        middle_steps=[ledger.steps[row].number for row in ledger.middle] if ledger else [],
+        causes=_in_seconds(account.causes()),
+        shares={str(cause): share for cause, share in account.shares().items()},
         culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
         ranks=[
             RankAccount.of(
                 rank,
-                causes=in_seconds(ledger.causes(place)),
-                shares={str(cause): share for cause, share in ledger.shares(place).items()},
-                culprits=[
-                    WaitedFor.of(culprit)
-                    for culprit in find_culprits(
-                        ledger.steps,
-                        ledger.accounts,
-                        ledger.ranks,
-                        waiter=place,
-                        most=_CULPRITS_A_RANK,
-                    )
-                ],
+                causes=_in_seconds(account.causes(place)),
+                shares={str(cause): share for cause, share in account.shares(place).items()},
+                culprits=_culprits_of(ledger, place) if ledger else [],
             )
-            for place, rank in enumerate(ledger.ranks)
+            for place, rank in enumerate(ranks)
         ],
-        late_in_collectives=[late for rank in ledger.ranks if (late := _late_for(rank))],
+        late_in_collectives=[
+            late for rank in ranks if ledger and (late := latest_in_collectives(rank))
+        ],
     )
 
 
-def _late_for(rank: RankTimeline) -> LatePart | None:
-    """Return the rank that one waits for longest in collectives; None where it waits for none."""
-    waits, met = Counter[int](), rank.shared
-    for late, waited in zip(
-        met.late.tolist(), (met.arrived_ns - met.start_ns).tolist(), strict=True
-    ):
-        if late >= 0:
-            waits[late] += waited
-    if not waits:
-        return None
-    late, waited = waits.most_common(1)[0]
-    return LatePart(rank=rank.rank, late_rank=late, wait_s=waited / NS_PER_S)
+def _culprits_of(ledger: Ledger, place: int) -> list[WaitedFor]:
+    """Return whom a rank waited for most."""
+    found = find_culprits(
+        ledger.steps, ledger.accounts, ledger.ranks, waiter=place, most=_CULPRITS_A_RANK
+    )
+    return [WaitedFor.of(culprit) for culprit in found]
 
 
-def in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
+def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
     """Return what causes take, by their names."""
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def answer_savings(ledger: Ledger) -> list[SavingPart]:
-    """Return what removing each cause would buy, in the order of what it buys."""
-    return [SavingPart.of(saving) for saving in ledger.savings]
+def answer_savings(
+    account: Ledger | StreamAccount, step_ns: int | None, rates: Rates | None
+) -> list[SavingPart]:
+    """Return what removing each cause would buy, in the order of what it buys, and its worth.
+
+    That is of whole steps where these are known, else of batches.
+    """
+    parts = []
+    for saving in account.savings:
+        share = saving.saved_ns / step_ns if step_ns else saving.saved_fraction
+        worth = rates.worth_of(share) if rates else None
+        if isinstance(saving, StreamSaving):
+            latency_s = saving.turn_ns / NS_PER_S
+            causes = [str(saving.cause)]
+            part = SavingPart.of(saving, causes=causes, batch_latency_s=latency_s, worth=worth)
+        else:
+            part = SavingPart.of(saving, worth=worth)
+        parts.append(part)
+    return parts
 
 
-def worth_savings(
-    savings: list[SavingPart] | None, step_ns: int | None, rates: Rates | None
-) -> list[SavingPart] | None:
-    """Say what savings are worth: of whole steps where these are known, else of batches."""
-    if savings is None or rates is None:
-        return savings
-    return [
-        msgspec.structs.replace(
-            saving,
-            worth=rates.worth_of(
-                saving.saved_s * NS_PER_S / step_ns if step_ns else saving.saved_fraction
-            ),
-        )
-        for saving in savings
-    ]
-
-
-def answer_replay(ledger: Ledger) -> ReplayPart | None:
-    """Return how the replay fits; None where the order of passes contradicts itself."""
-    if not ledger.replays:
+def answer_replay(account: Ledger | StreamAccount) -> ReplayPart | None:
+    """Return how the replay fits; None where there is none to hold against what was measured."""
+    if isinstance(account, StreamAccount):
+        if account.queue is None:
+            return None
+        latency_ns = account.queue.turn_ns()
+    elif account.replays:
+        windows = sorted(replay.unchanged_ns for replay in account.replays)
+        latency_ns = windows[len(windows) // 2]
+    else:
         return None
-    windows = sorted(replay.unchanged_ns for replay in ledger.replays)
-    return ReplayPart(
-        batch_latency_s=windows[len(windows) // 2] / NS_PER_S, error_fraction=ledger.replay_error
-    )
+    return ReplayPart(batch_latency_s=latency_ns / NS_PER_S, error_fraction=account.replay_error)
 
 
 def answer_causes(analysis: Analysis) -> list[NamedCause]:

@@ -10,36 +10,11 @@ from debubble.analysis import Analysis
 from debubble.ledger.causes import Cause
 from debubble.ledger.verdict import MATTERS
 from debubble.report.answers.base import Part
-from debubble.report.answers.ledger import (
-    AccountPart,
-    NamedCause,
-    RankAccount,
-    ReplayPart,
-    SavingPart,
-    WaitedFor,
-    in_seconds,
-)
+from debubble.report.answers.ledger import NamedCause
 from debubble.serving.account import StreamAccount, StreamSaving
-from debubble.serving.batches import phase_word
 from debubble.serving.hosts import measure_hosts
 from debubble.serving.plan import WITHOUT_PROFILER
-from debubble.timeline.turns import Phase
 from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_times
-
-
-class PhasePart(Part, frozen=True, kw_only=True):
-    """The batches of one phase."""
-
-    phase: str
-    batches: int
-    tokens: int | None
-    """Of a batch, in the middle."""
-    padded_tokens: int | None
-    """That it was computed with: CUDA graphs have few sizes."""
-    pass_s: list[float]
-    """What a pass takes on each stage, in the middle."""
-    device_s: list[float]
-    """The device's part of it."""
 
 
 class HostPart(Part, frozen=True, kw_only=True):
@@ -91,28 +66,6 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
 
 
 _UNPRICED = "not priced: "
-
-
-def answer_phases(account: StreamAccount) -> list[PhasePart]:
-    """Return what batches of each phase take."""
-    batches, length = account.batches, account.batches.length()
-    found = []
-    for phase in (Phase.PREFILL, Phase.MIXED, Phase.DECODE, Phase.UNKNOWN):
-        mine = (batches.phase == phase) & batches.seen
-        if mine.any():
-            tokens = batches.tokens[mine & (batches.tokens >= 0)]
-            padded = batches.padded[mine & (batches.padded >= 0)]
-            found.append(
-                PhasePart(
-                    phase=phase_word(phase),
-                    batches=int(mine.sum()),
-                    tokens=int(np.median(tokens)) if len(tokens) else None,
-                    padded_tokens=int(np.median(padded)) if len(padded) else None,
-                    pass_s=(np.median(length[mine], axis=0) / NS_PER_S).tolist(),
-                    device_s=(np.median(batches.busy[mine], axis=0) / NS_PER_S).tolist(),
-                )
-            )
-    return found
 
 
 def answer_hosts(analysis: Analysis) -> list[HostPart]:
@@ -188,47 +141,6 @@ def answer_profiler(analysis: Analysis) -> ProfilerPart | None:
     return ProfilerPart.of(around, slowdown=notes.slowdown)
 
 
-def answer_stream(account: StreamAccount) -> AccountPart:
-    """Return where the time of a stream went: sums over the span, shares of it."""
-    worst = {culprit.cause: culprit for culprit in reversed(account.culprits)}
-    ranks = account.batches.ranks
-    return AccountPart(
-        total_s=len(ranks) * account.length_ns / NS_PER_S,
-        steps=[],
-        middle_steps=[],
-        causes=in_seconds(account.causes()),
-        shares={str(cause): share for cause, share in account.shares().items()},
-        culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
-        ranks=[
-            RankAccount.of(
-                rank,
-                causes=in_seconds(account.causes(place)),
-                shares={str(cause): share for cause, share in account.shares(place).items()},
-                culprits=[],
-            )
-            for place, rank in enumerate(ranks)
-        ],
-        late_in_collectives=[],
-    )
-
-
-def answer_stream_savings(account: StreamAccount) -> list[SavingPart]:
-    """Return what putting each cause right would buy: of the time a batch takes in turn."""
-    return [
-        SavingPart.of(saving, causes=[str(saving.cause)], batch_latency_s=saving.turn_ns / NS_PER_S)
-        for saving in account.savings
-    ]
-
-
-def answer_stream_replay(account: StreamAccount) -> ReplayPart | None:
-    """Return how the replay fits; None where too few batches were seen from end to end."""
-    if account.queue is None:
-        return None
-    return ReplayPart(
-        batch_latency_s=account.queue.turn_ns() / NS_PER_S, error_fraction=account.replay_error
-    )
-
-
 def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
     """Return the causes of a stream that matter, each with its sentence."""
     account = analysis.stream
@@ -275,7 +187,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     if saving.cause is Cause.HOST:
         return _say_host(analysis, account, rank, buys)
     if saving.cause is Cause.IMBALANCE and stage is not None:
-        takes = max(part.pass_s[stage] / np.mean(part.pass_s) for part in answer_phases(account))
+        takes = max(part.pass_s[stage] / np.mean(part.pass_s) for part in analysis.phases)
         who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} the average stage"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
@@ -292,7 +204,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     elif saving.cause is Cause.UNEVEN:
         sizes = ", ".join(
             f"{part.phase} {show_duration(round(max(part.pass_s) * NS_PER_S))} a stage"
-            for part in answer_phases(account)
+            for part in analysis.phases
         )
         who = f"{about.blames} ({sizes})"
     elif saving.cause is Cause.SLOW_LINK and saving.hop is not None:
@@ -309,7 +221,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
 def _of_longest(analysis: Analysis, account: StreamAccount) -> str:
     """Say for whose passes they mostly stand there."""
     most = next((one for one in account.culprits if one.cause is Cause.TOKEN_BROADCAST), None)
-    parts = answer_phases(account)
+    parts = analysis.phases
     if most is None or most.stage is None or not parts:
         return ""
     part = max(parts, key=lambda phase: phase.batches)
@@ -325,7 +237,7 @@ def _of_longest(analysis: Analysis, account: StreamAccount) -> str:
 def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys: str) -> str:
     """Say how long devices wait for launches, and what is known of the profiler's part in it."""
     share = account.shares()[Cause.HOST]
-    decode = next((part for part in answer_phases(account) if part.phase == "decode"), None)
+    decode = next((part for part in analysis.phases if part.phase == "decode"), None)
     bound = ""
     hosts = {host.rank: host for host in measure_hosts(account.batches, analysis.traces)}
     slowest = hosts.get(rank) if rank is not None else None

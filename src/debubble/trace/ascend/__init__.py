@@ -18,18 +18,18 @@ of XLA's profiler (`*.xplane.pb`), which TPUs write, are told by their first byt
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from debubble.errors import Code, Gap, TraceError
-from debubble.trace.columns import KernelKind
-from debubble.trace.format import OTHER, Format, Reading, TraceFile, rank_from_name
+from debubble.trace.columns import KernelKind, merge
+from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_json, rank_from_name
 from debubble.trace.kineto import read_kineto, read_kineto_text
 from debubble.trace.source import DEFAULT_LIMITS, Limits, inflate, is_url
 from debubble.units import NS_PER_US, counted
@@ -38,7 +38,7 @@ NAME = "Ascend trace"
 # Held whole, once as it is and once as it is read.
 _MOST_BYTES = 2 * 1024**3
 _MOST_PACKED = 40.0
-_HARDWARE = "ascend hardware"
+_HARDWARE = frozenset({"ascend hardware"})
 _TALK = frozenset({"communication", "hccl"})
 # Times as text are torch_npu's alone; the name of the device may lie megabytes further on.
 _MARKS = re.compile(rb'"Ascend Hardware"|"Physic Stream Id"|"ts"\s*:\s*"\d{10,}(?:\.\d+)?"')
@@ -122,14 +122,14 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     events, gaps = _decode(data, known)
     size = len(data)
     del data
-    devices = _processes(events, {_HARDWARE})
+    devices = _processes(events, _HARDWARE)
     if not devices:  # what the host did alone; the general reader says so
         return Reading(traces=(read_kineto(known.file, limits),))
-    base_us, rows = _translate(events, devices, _processes(events, _TALK), known.file)
+    base_ns, rows = _translate(events, devices, _processes(events, _TALK), known.file)
     header = {
         "schemaVersion": 1,
         "deviceProperties": [{"id": 0, "name": "Ascend NPU"}],
-        "baseTimeNanoseconds": base_us * NS_PER_US,
+        "baseTimeNanoseconds": base_ns,
         "traceEvents": rows,
     }
     trace = read_kineto_text(msgspec.json.encode(header), known.file, NAME, limits)
@@ -150,30 +150,28 @@ def read(known: TraceFile, limits: Limits) -> Reading:
 
 def _decode(data: bytes, known: TraceFile) -> tuple[Sequence[_Event], tuple[Gap, ...]]:
     """Read the list; one that was never closed, as an analysis broken off leaves it, is cut."""
-    form: Any = list[_Event] if data.lstrip()[:1] == b"[" else _Document
     gaps: tuple[Gap, ...] = ()
-    for content in (data, data[: data.rfind(b"}") + 1] + b"]"):
-        try:
-            said = msgspec.json.decode(content, type=form)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            why: Exception = error
-            message = "the list of events has no end; those before it are kept"
-            gap = Gap(
-                code=Code.TRUNCATED,
-                message=message,
-                hint="let torch_npu's analysis end, or run it again: its parts come one by one",
-                file=known.file,
-                rank=known.rank,
-            )
-            gaps = (gap,)
-        else:
-            return (said.events if isinstance(said, _Document) else said), gaps
+    is_list = data.lstrip()[:1] == b"["
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        gap = Gap(
+            code=Code.TRUNCATED,
+            message="the list of events has no end; those before it are kept",
+            hint="let torch_npu's analysis end, or run it again: its parts come one by one",
+            file=known.file,
+            rank=known.rank,
+        )
+        gaps = (gap,)
+        data = data[: data.rfind(b"}") + 1] + (b"]" if is_list else b"]}")
+    problem = "was told by its marks of Ascend, and cannot be read"
     hint = "copy it again, or run torch_npu's analysis again"
-    message = f"was told by its marks of Ascend, and cannot be read: {why}"
-    raise TraceError(message, file=known.file, hint=hint) from why
+    if is_list:
+        return decode_json(data, list[_Event], known.file, problem=problem, hint=hint), gaps
+    return decode_json(data, _Document, known.file, problem=problem, hint=hint).events, gaps
 
 
-def _processes(events: Sequence[_Event], names: frozenset[str] | set[str]) -> set[int | str]:
+def _processes(events: Sequence[_Event], names: frozenset[str]) -> set[int | str]:
     """Return the processes of these names."""
     named = (event for event in events if event.ph == "M" and event.name == "process_name")
     return {event.pid for event in named if _arguments(event).name.lower() in names}
@@ -189,95 +187,74 @@ def _arguments(event: _Event) -> _Args:
 def _translate(
     events: Sequence[_Event], devices: set[int | str], talk: set[int | str], file: str
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the earliest microsecond, and Kineto's events counted from it.
+    """Return the earliest nanosecond, and Kineto's events counted from it.
 
     Talk is written twice, whole and as the tasks that it is made of: where it is there whole, tasks
-    of streams that compute nothing are its own.
+    of streams that compute nothing are its own. Names of processes are left out: they would be
+    taken for those of a device that is not read.
     """
     spans = [event for event in events if event.ph == "X"]
-    stamps = [_stamp(event.ts, file) for event in spans]
-    base_us = int(min(stamps)) if stamps else 0
-    ours = [(event, at) for event, at in zip(spans, stamps, strict=True) if event.pid in devices]
-    whole = [(event, at) for event, at in zip(spans, stamps, strict=True)
-             if event.pid in talk and _HCOM.match(event.name)]  # fmt: skip
-    whole = whole or [(event, at) for event, at in ours if _HCOM.match(event.name)]
-    covered = _union([(at, at + _stamp(event.dur, file)) for event, at in whole])
-    computes = {event.tid for event, _ in ours if _is_compute(event)}
-    rows = list(_host_rows(events))
-    for event, at in zip(spans, stamps, strict=True):
-        if event.pid not in devices and event.pid not in talk:
-            category = "user_annotation" if event.name.startswith("ProfilerStep#") else event.cat
-            rows.append(_row(event, category, event.name, at - base_us, file))
-    for event, at in ours:
-        task = _arguments(event).task
-        if _HCOM.match(event.name) or _NO_WORK.search(task or event.name):
-            continue
-        copies = _COPY.search(task or event.name) is not None
-        if event.tid not in computes and _is_inside(at, covered):
-            continue
-        name = f"Memcpy {event.name}" if copies else event.name
-        rows.append(_row(event, "gpu_memcpy" if copies else "kernel", name, at - base_us, file))
-    for event, at in whole:
-        row = _row(event, "kernel", event.name, at - base_us, file)
-        row["args"]["stream"] += _TALKS_APART
-        rows.append(row)
-    return base_us, rows
-
-
-def _is_compute(event: _Event) -> bool:
-    task = _arguments(event).task or event.name
-    return not (_HCOM.match(event.name) or _NO_WORK.search(task) or _COPY.search(task))
-
-
-def _host_rows(events: Sequence[_Event]) -> Iterator[dict[str, Any]]:
-    """Yield names of threads; those of processes would be taken for a device that is not read."""
-    for event in events:
-        if event.ph == "M" and event.name == "thread_name":
-            name = _arguments(event).name
-            yield {"ph": "M", "name": "thread_name", "tid": event.tid, "args": {"name": name}}
-
-
-def _row(event: _Event, category: str, name: str, at: Decimal, file: str) -> dict[str, Any]:
-    stream = _STREAM.search(str(event.tid))
-    row: dict[str, Any] = {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "tid": event.tid,
-        "ts": float(at),
-        "dur": float(_stamp(event.dur, file)),
+    starts = [_stamp_ns(event.ts, file) for event in spans]
+    durations = [_stamp_ns(event.dur, file) for event in spans]
+    base_ns = min(starts, default=0)
+    is_talk = [bool(_HCOM.match(event.name)) for event in spans]
+    whole = [row for row, event in enumerate(spans) if is_talk[row] and event.pid in talk]
+    whole = whole or [row for row, event in enumerate(spans) if is_talk[row]]
+    covered = sorted((starts[row], starts[row] + durations[row]) for row in whole)
+    bounds = np.array(covered, dtype=np.int64).reshape(-1, 2)
+    begins, ends = merge(bounds[:, 0], bounds[:, 1])
+    tasks = [_arguments(event).task or event.name for event in spans]
+    works = [
+        event.pid in devices and not is_talk[row] and not _NO_WORK.search(tasks[row])
+        for row, event in enumerate(spans)
+    ]
+    computes = {
+        event.tid for row, event in enumerate(spans) if works[row] and not _COPY.search(tasks[row])
     }
-    if category in {"kernel", "gpu_memcpy"}:
-        row["args"] = {"device": 0, "stream": int(stream[0]) if stream else 0}
-    elif category in {"cpu_op", "user_annotation"}:
-        row["args"] = event.args
-    return row
+    rows: list[dict[str, Any]] = [
+        {"ph": "M", "name": "thread_name", "tid": event.tid, "args": event.args}
+        for event in events
+        if event.ph == "M" and event.name == "thread_name"
+    ]
+    talking = set(whole)
+    for row, event in enumerate(spans):
+        made: dict[str, Any] = {
+            "ph": "X",
+            "cat": event.cat,
+            "name": event.name,
+            "tid": event.tid,
+            "ts": (starts[row] - base_ns) / NS_PER_US,
+            "dur": durations[row] / NS_PER_US,
+        }
+        found = _STREAM.search(str(event.tid))
+        stream = int(found[0]) if found else 0
+        before = int(np.searchsorted(begins, starts[row], side="right")) - 1
+        inside = before >= 0 and starts[row] <= ends[before]
+        if row in talking:
+            of_device = {"device": 0, "stream": stream + _TALKS_APART}
+            rows.append(made | {"cat": "kernel", "args": of_device})
+        elif event.pid not in devices and event.pid not in talk:
+            category = "user_annotation" if event.name.startswith("ProfilerStep#") else event.cat
+            args = {"args": event.args} if category in {"cpu_op", "user_annotation"} else {}
+            rows.append(made | {"cat": category} | args)
+        elif works[row] and (event.tid in computes or not inside):
+            copies = _COPY.search(tasks[row]) is not None
+            name = f"Memcpy {event.name}" if copies else event.name
+            category = "gpu_memcpy" if copies else "kernel"
+            of_device = {"device": 0, "stream": stream}
+            rows.append(made | {"cat": category, "name": name, "args": of_device})
+    return base_ns, rows
 
 
-def _stamp(told: float | str, file: str) -> Decimal:
-    """Return microseconds to the digit: as a float, today's lack the nanoseconds."""
+def _stamp_ns(text: float | str, file: str) -> int:
+    """Read microseconds to the digit: as a float, today's lack the nanoseconds."""
     try:
-        value = Decimal(str(told))
+        value = Decimal(str(text))
     except InvalidOperation:
         value = Decimal("nan")
     if not value.is_finite() or abs(value) > _MOST_US:
-        raise TraceError(f"{str(told)[:40]!r} is no time", file=file, hint="copy it again")
-    return value
-
-
-def _union(intervals: Sequence[tuple[Decimal, Decimal]]) -> list[tuple[Decimal, Decimal]]:
-    joined: list[tuple[Decimal, Decimal]] = []
-    for start, end in sorted(intervals):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(end, joined[-1][1])
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def _is_inside(at: Decimal, covered: Sequence[tuple[Decimal, Decimal]]) -> bool:
-    before = bisect_right(covered, at, key=lambda interval: interval[0]) - 1
-    return before >= 0 and at <= covered[before][1]
+        raise TraceError(f"{str(text)[:40]!r} is no time", file=file, hint="copy it again")
+    return round(value * NS_PER_US)
 
 
 FORMAT = Format(
@@ -285,7 +262,6 @@ FORMAT = Format(
     a_file="a trace of Ascend",
     position=3,
     in_names=("trace_view",),
-    sign=(_XPLANE, _MARKS),
     recognise=recognise,
     read=read,
 )

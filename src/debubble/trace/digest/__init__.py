@@ -1,6 +1,6 @@
 """`RankTrace` and its sidecar in → a digest of a few kilobytes → the same `RankTrace` out."""
 
-from debubble.trace.digest.archive import NAME, SIGN, peek_head, recognise
+from debubble.trace.digest.archive import NAME, peek_head, recognise
 from debubble.trace.digest.content import (
     SUFFIX,
     pack_digest,
@@ -17,7 +17,6 @@ FORMAT = Format(
     a_file="a digest",
     position=40,
     in_names=(SUFFIX,),
-    sign=(SIGN,),
     recognise=recognise,
     read=read_known,
 )

@@ -2,24 +2,25 @@
 
 The archive's checksum tells damage. The checks here are for digests that were made to mislead:
 whatever comes after the readers follows indices, adds times and counts ranks without looking again.
-Where digests are kept, files are written whole or not at all.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import re
 import zlib
-from collections.abc import Sequence
-from contextlib import closing, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
-from uuid import uuid4
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from isal import isal_zlib
+from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap, TraceError, as_gap, mask_secrets
 from debubble.trace.columns import (
@@ -38,23 +39,11 @@ from debubble.trace.columns import (
     Operators,
     OpTable,
     RankTrace,
-    Table,
     Thread,
     build,
     column_types,
 )
-from debubble.trace.digest.archive import (
-    SIGN,
-    as_json,
-    check_range,
-    damaged,
-    from_json,
-    pack,
-    pack_table,
-    peek_head,
-    unpack,
-    unpack_tables,
-)
+from debubble.trace.digest.archive import SIGN, Content, damaged, pack, peek_head, unpack
 from debubble.trace.format import Head, Reading, Sidecar, Stamp, TraceFile, read_sidecar
 from debubble.trace.optable import Op
 from debubble.trace.optable.files import LAST_NS
@@ -71,6 +60,7 @@ from debubble.trace.source import (
     read_tail,
     strip_extensions,
 )
+from debubble.units import replacing
 
 SUFFIX = ".debubble.npz"
 BESIDE = "beside"
@@ -93,26 +83,23 @@ class DigestPlace:
 
     def target(self, file: str, rank: int | None = None) -> str:
         """Return the digest's name; of a file with several ranks, that of one of them."""
-        folder, _, name = file.replace(os.sep, "/").rpartition("/")
+        folder, slash, name = file.replace(os.sep, "/").rpartition("/")
         stem = strip_extensions(name.removesuffix(SUFFIX)) or name
         name = f"{stem}{SUFFIX}" if rank is None else f"{stem}.rank{rank}{SUFFIX}"
         if self.place == BESIDE:
-            return _join(folder, name) if folder or not file.startswith("/") else f"/{name}"
+            return f"{folder}{slash}{name}"
         below = f"{folder}/".startswith(f"{self.root}/")
         inside = folder.removeprefix(self.root).strip("/") if below else ""
-        return _join(self.place.rstrip("/"), self.run, inside, name)
+        return "/".join(filter(None, (self.place.rstrip("/"), self.run, inside, name)))
 
 
 def place_digests(place: str, typed: Sequence[str], files: Sequence[str]) -> DigestPlace:
     """Say where digests of these files go: at a place, a run is a folder with its own name."""
     if place == BESIDE:
         return DigestPlace(place=place)
-    folders = [file.replace(os.sep, "/").rpartition("/")[0] for file in files]
-    shared = folders[0].split("/")
-    for folder in folders[1:]:
-        same = [a == b for a, b in zip(shared, folder.split("/"), strict=False)]
-        shared = shared[: same.index(False) if False in same else len(same)]
-    root = "/".join(shared)
+    folders = [file.replace(os.sep, "/").split("/")[:-1] for file in files]
+    shared = takewhile(lambda level: len(set(level)) == 1, zip(*folders, strict=False))
+    root = "/".join(level[0] for level in shared)
     asked = typed[0].rstrip("/") if len(typed) == 1 else ""
     if asked and asked not in files and f"{root}/".startswith(f"{asked}/"):
         root = asked
@@ -144,7 +131,7 @@ def stamp_of(file: str) -> Stamp | None:
 
 
 def write_digest(target: str, data: bytes) -> None:
-    """Write a digest; another file or another trace's digest under that name is never replaced."""
+    """Write a digest whole or not at all; what else has its name is never replaced."""
     _check_free(target, peek_head(data, target))
     try:
         if is_url(target):
@@ -153,7 +140,8 @@ def write_digest(target: str, data: bytes) -> None:
                 system.makedirs(path.rpartition("/")[0], exist_ok=True)
                 system.pipe_file(path, data)
         else:
-            _write_file(target, data)
+            with replacing(Path(target), sync=False) as unfinished:
+                unfinished.write_bytes(data)
     except (OSError, ImportError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(
@@ -162,54 +150,27 @@ def write_digest(target: str, data: bytes) -> None:
 
 
 def _check_free(target: str, head: Head) -> None:
+    """Refuse to replace another file, or another trace's digest."""
     try:
         with closing(open_binary(target)) as stream:
             there = stream.read(_HEAD_BYTES)
     except TraceError:
         return
-    if not SIGN.match(there):
-        raise TraceError(
-            "the digest is not written: something else has its name", hint=_HINT, file=target
-        )
+    problem = "" if SIGN.match(there) else "something else has its name"
     try:
-        known = peek_head(there, target)
+        known = None if problem else peek_head(there, target)
     except TraceError:
         return
-    is_same = known.stamp is not None and head.stamp is not None and known.stamp.is_of(head.stamp)
-    if known.file != head.file and not is_same:
-        raise TraceError(
-            f"the digest is not written: that of {known.file} has its name",
-            hint=_HINT,
-            file=target,
-        )
-
-
-def _write_file(target: str, data: bytes) -> None:
-    folder = os.path.dirname(target) or "."  # noqa: PTH120 (plain strings serve URLs alike)
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-    unfinished = os.path.join(folder, f".{uuid4().hex}{SUFFIX}")  # noqa: PTH118
-    try:
-        with open(unfinished, "xb") as stream:  # noqa: PTH123
-            stream.write(data)
-        os.replace(unfinished, target)  # noqa: PTH105
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(unfinished)  # noqa: PTH108
-        raise
-
-
-def _join(*parts: str) -> str:
-    return "/".join(part for part in parts if part)
+    if known is not None and known.file != head.file:
+        is_same = known.stamp and head.stamp and known.stamp.is_of(head.stamp)
+        problem = "" if is_same else f"that of {known.file} has its name"
+    if problem:
+        raise TraceError(f"the digest is not written: {problem}", hint=_HINT, file=target)
 
 
 # As readers write shapes of messages: 4096x1x8192.
 _SHAPE = re.compile(r"\d{1,19}(x\d{1,19})*")
-_KINDS: dict[str, type[IntEnum]] = {
-    "kind": KernelKind,
-    "operation": Operation,
-    "device_type": MemoryDevice,
-}
-_TABLES: dict[str, type[Table]] = {
+_TABLES = {
     "kernels": Kernels,
     "launches": Launches,
     "operators": Operators,
@@ -217,8 +178,9 @@ _TABLES: dict[str, type[Table]] = {
     "memory": Memory,
     "cpu_operators": CpuOperators,
 }
-_WANTED = {name: column_types(kind) for name, kind in _TABLES.items()}
-_TABLE_WANTED = {"operations": column_types(OpTable)}
+_OPERATIONS = "operations"
+# By table, the columns that are kept and what each is made of.
+_COLUMNS = {name: column_types(kind) for name, kind in {**_TABLES, _OPERATIONS: OpTable}.items()}
 
 
 class _Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,43 +201,63 @@ class _Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_digest(
-    trace: RankTrace,
-    sidecar: Sidecar | None,
+    trace: RankTrace | OpTable,
+    sidecar: Sidecar | None = None,
     *,
     stamp: Stamp | None = None,
     part: int = 0,
     parts: int = 1,
 ) -> bytes:
-    """Return a rank's digest; `stamp` says of which recording, `part` which of a file's ranks."""
+    """Return a digest; `stamp` says of which recording, `part` which of a file's ranks."""
+    head = Head(file=mask_secrets(trace.file), stamp=stamp, part=part, parts=parts, table=True)
+    tables: dict[str, object] = {_OPERATIONS: trace}
+    if isinstance(trace, RankTrace):
+        world = trace.header.world_size
+        head = replace(head, rank=trace.rank, world_size=world, table=False)
+        tables = {name: getattr(trace, name) for name in _TABLES}
     description = _Description(
-        format=trace.format,
-        header=trace.header,
-        names=trace.names,
-        threads=trace.threads,
-        groups=trace.groups,
-        events=trace.events,
-        inflated_bytes=trace.inflated_bytes,
-        gaps=trace.gaps,
+        **{
+            name: getattr(trace, name)
+            for name in _Description.__struct_fields__
+            if hasattr(trace, name)
+        },
         sidecar=sidecar,
-        columns={name: tuple(columns) for name, columns in _WANTED.items()},
+        columns={name: tuple(_COLUMNS[name]) for name in tables},
     )
-    head = Head(
-        file=mask_secrets(trace.file),
-        rank=trace.rank,
-        world_size=trace.header.world_size,
-        stamp=stamp,
-        part=part,
-        parts=parts,
-    )
-    tables = {name: pack_table(getattr(trace, name), _WANTED[name]) for name in _TABLES}
-    return pack(head, as_json(description), tables)
+    # Numbers of any size and text of any kind come back as they were: msgspec's JSON refuses some.
+    text = json.dumps(msgspec.to_builtins(description), separators=(",", ":")).encode()
+    return pack(head, text, {name: _pack_table(table, name) for name, table in tables.items()})
+
+
+def _pack_table(table: object, name: str) -> NDArray[np.uint8]:
+    """Return the columns of a table as bytes: by column, significance and row."""
+    values = np.stack([getattr(table, column).astype("<i8") for column in _COLUMNS[name]])
+    steps = np.diff(values, axis=1, prepend=0)
+    by_row = steps.view(np.uint8).reshape(*steps.shape, 8)
+    return np.ascontiguousarray(by_row.transpose(0, 2, 1))
+
+
+def _unpack_table(content: Content, names: Sequence[str], table: str, file: str) -> dict[str, Any]:
+    """Return the columns of a table; what a digest lacks is left out, and so not known.
+
+    Columns that a later debubble added are passed over.
+    """
+    stored, kinds = content.tables.get(table), _COLUMNS[table]
+    if stored is None or stored.shape[:-1] != (len(names), 8):
+        raise damaged(file, f"its {table} are not what it says they are")
+    by_row = np.ascontiguousarray(stored.transpose(0, 2, 1))
+    values = by_row.view("<i8").reshape(len(names), -1).cumsum(axis=1)
+    columns = {column: row for column, row in zip(names, values, strict=True) if column in kinds}
+    bounds = {column: np.iinfo(kinds[column]) for column in columns}
+    _check_bounds(columns, {column: (b.min, b.max) for column, b in bounds.items()}, table, file)
+    return {column: row.astype(kinds[column], copy=False) for column, row in columns.items()}
 
 
 def read_known(known: TraceFile, limits: Limits) -> Reading:
     """Read the rank, or the table, that a digest was made of."""
-    if known.head is not None and known.head.table:
-        return Reading(table=read_table(known.file, limits))
-    trace, sidecar = read_digest(known.file, limits)
+    trace, sidecar = _unpack(inflate(known.file, limits), known.file, limits)
+    if isinstance(trace, OpTable):
+        return Reading(table=trace)
     return Reading(traces=(replace(trace, rank=known.rank),), sidecar=sidecar)
 
 
@@ -288,184 +270,142 @@ def unpack_digest(
     data: bytes, file: str = "", limits: Limits = DEFAULT_LIMITS
 ) -> tuple[RankTrace, Sidecar | None]:
     """Return what was packed; `file` is the digest's own name, for errors."""
-    content = unpack(data, file, limits)
-    if content.head.table:
+    trace, sidecar = _unpack(data, file, limits)
+    if isinstance(trace, OpTable):
         raise damaged(file, "it is that of an op table")
-    description = from_json(content, _Description, file)
-    tables = unpack_tables(content, description.columns, _WANTED, file)
-    made = {}
-    for name, kind in _TABLES.items():
-        if "start_ns" not in tables[name]:
-            raise damaged(file, f"{kind.__name__} has no starts")
-        made[name] = build(kind, len(tables[name]["start_ns"]), **tables[name])
-    trace = RankTrace(
-        file=content.head.file,
-        format=description.format,
-        header=description.header,
-        names=description.names,
-        threads=description.threads,
-        groups=description.groups,
-        events=description.events,
-        inflated_bytes=description.inflated_bytes,
-        rank=content.head.rank,
-        gaps=description.gaps,
-        **made,  # type: ignore[arg-type]
-    )
+    return trace, sidecar
+
+
+def _unpack(data: bytes, file: str, limits: Limits) -> tuple[RankTrace | OpTable, Sidecar | None]:
+    content = unpack(data, file, limits)
+    try:
+        description = msgspec.convert(json.loads(content.description), _Description)
+    except (ValueError, RecursionError) as error:
+        raise damaged(file, str(error)) from error
+    names = [_OPERATIONS] if content.head.table else list(_TABLES)
+    tables = {
+        name: _unpack_table(content, description.columns.get(name, ()), name, file)
+        for name in names
+    }
+    if description.events < 0 or description.inflated_bytes < 0:
+        raise damaged(file, "it has a negative size")
+    kind = OpTable if content.head.table else RankTrace
+    shared = {field.name for field in fields(kind)}.intersection(_Description.__struct_fields__)
+    kept: dict[str, Any] = {name: getattr(description, name) for name in shared}
+    if content.head.table:
+        _check_operations(tables[_OPERATIONS], description, file)
+        return OpTable(file=content.head.file, **kept, **tables[_OPERATIONS]), None
+    for name, columns in tables.items():
+        if "start_ns" not in columns:
+            raise damaged(file, f"its {name} have no starts")
+    made: dict[str, Any] = {
+        name: build(table, len(tables[name]["start_ns"]), **tables[name])
+        for name, table in _TABLES.items()
+    }
+    trace = RankTrace(file=content.head.file, rank=content.head.rank, **kept, **made)
     _check_trace(trace, file)
-    if description.sidecar is not None:
-        _check_sidecar(description.sidecar, file)
     return trace, description.sidecar
 
 
-def pack_op_table(table: OpTable, *, stamp: Stamp | None = None) -> bytes:
-    """Return the digest of a table; `stamp` says of which file."""
-    description = _Description(
-        format=table.format,
-        names=table.names,
-        events=table.events,
-        inflated_bytes=table.inflated_bytes,
-        gaps=table.gaps,
-        columns={name: tuple(columns) for name, columns in _TABLE_WANTED.items()},
-        hosts=table.hosts,
-    )
-    head = Head(file=mask_secrets(table.file), stamp=stamp, table=True)
-    rows = {name: pack_table(table, columns) for name, columns in _TABLE_WANTED.items()}
-    return pack(head, as_json(description), rows)
-
-
-def read_table(file: str, limits: Limits = DEFAULT_LIMITS) -> OpTable:
-    """Read the digest of a table from a path or URL."""
-    content = unpack(inflate(file, limits), file, limits)
-    if not content.head.table:
-        raise damaged(file, "it is that of a rank")
-    description = from_json(content, _Description, file)
-    columns = unpack_tables(content, description.columns, _TABLE_WANTED, file)["operations"]
-    missing = sorted(_TABLE_WANTED["operations"].keys() - columns.keys())
-    if missing:
-        raise damaged(file, f"it has no {', '.join(missing)}")
-    if not len(columns["step"]) or description.events < len(columns["step"]):
-        raise damaged(file, "it has no rows, or too many")
-    check_range(columns["name"], 0, len(description.names) - 1, file, "name")
-    check_range(columns["op"], 0, max(Op), file, "op")
-    check_range(columns["duration_ns"], 0, LAST_NS, file, "duration_ns")
-    check_range(columns["start_ns"], -LAST_NS, LAST_NS, file, "start_ns")
-    order = np.lexsort((columns["start_ns"], columns["step"]))
-    if any(not np.array_equal(columns[key][order], columns[key]) for key in ("step", "start_ns")):
-        raise damaged(file, "its rows are out of order")
-    return OpTable(
-        file=content.head.file,
-        format=description.format,
-        names=description.names,
-        events=description.events,
-        inflated_bytes=description.inflated_bytes,
-        hosts=description.hosts,
-        gaps=description.gaps,
-        **columns,
-    )
-
-
-def keep_traces(file: str, traces: Sequence[RankTrace], place: DigestPlace) -> tuple[Gap, ...]:
-    """Write a digest a rank; what cannot be written is a gap, and the answer goes on."""
+def keep_digests(file: str, reading: Reading, place: DigestPlace) -> tuple[Gap, ...]:
+    """Write a digest a rank, or one of a table; what cannot be written is a gap."""
     stamp = stamp_of(file)
-    said, wrong = read_sidecar(file)
-    gaps: list[Gap] = []
-    for part, trace in enumerate(traces):
+    if reading.table is not None:
+        return _write(place.target(file), pack_digest(reading.table, stamp=stamp), None)
+    sidecar, wrong = read_sidecar(file)
+    gaps: tuple[Gap, ...] = ()
+    parts = len(reading.traces)
+    for part, trace in enumerate(reading.traces):
         whole = replace(trace, gaps=(*trace.gaps, wrong)) if wrong else trace
-        data = pack_digest(whole, said, stamp=stamp, part=part, parts=len(traces))
-        target = place.target(file, trace.rank if len(traces) > 1 else None)
-        gaps += _write(target, data, trace.rank)
-    return tuple(gaps)
-
-
-def keep_table(file: str, table: OpTable, place: DigestPlace) -> tuple[Gap, ...]:
-    """Write the digest of an op table."""
-    return tuple(_write(place.target(file), pack_op_table(table, stamp=stamp_of(file)), None))
+        data = pack_digest(whole, sidecar, stamp=stamp, part=part, parts=parts)
+        gaps += _write(place.target(file, trace.rank if parts > 1 else None), data, trace.rank)
+    return gaps
 
 
 def copy_digest(file: str, rank: int | None, place: DigestPlace, limits: Limits) -> tuple[Gap, ...]:
     """Copy a digest to another place; beside its trace it lies already."""
     if place.place == BESIDE or place.target(file) == file:
         return ()
-    return tuple(_write(place.target(file), inflate(file, limits), rank))
+    return _write(place.target(file), inflate(file, limits), rank)
 
 
-def _write(target: str, data: bytes, rank: int | None) -> list[Gap]:
+def _write(target: str, data: bytes, rank: int | None) -> tuple[Gap, ...]:
     try:
         write_digest(target, data)
     except TraceError as error:
-        return [replace(as_gap(error, code=Code.DIGEST_NOT_WRITTEN), rank=rank)]
-    return []
+        return (replace(as_gap(error, code=Code.DIGEST_NOT_WRITTEN), rank=rank),)
+    return ()
+
+
+def _check_bounds(
+    columns: Mapping[str, NDArray[Any]],
+    bounds: Mapping[str, tuple[int, int]],
+    table: str,
+    file: str,
+) -> None:
+    """Refuse columns with values out of bounds, such as one that points outside of a table."""
+    for column, (low, high) in bounds.items():
+        values = columns.get(column)
+        if values is not None and len(values) and (values.min() < low or values.max() > high):
+            raise damaged(file, f"{table}.{column} is out of range")
+
+
+def _check_operations(
+    columns: Mapping[str, NDArray[Any]], description: _Description, file: str
+) -> None:
+    """Refuse an op table that no reader returns."""
+    missing = sorted(_COLUMNS[_OPERATIONS].keys() - columns.keys())
+    if missing:
+        raise damaged(file, f"it has no {', '.join(missing)}")
+    if not 0 < len(columns["step"]) <= description.events:
+        raise damaged(file, "it has no rows, or too many")
+    bounds = {
+        "name": (0, len(description.names) - 1),
+        "op": (0, max(Op)),
+        "duration_ns": (0, LAST_NS),
+        "start_ns": (-LAST_NS, LAST_NS),
+    }
+    _check_bounds(columns, bounds, _OPERATIONS, file)
+    order = np.lexsort((columns["start_ns"], columns["step"]))
+    if any(not np.array_equal(columns[key][order], columns[key]) for key in ("step", "start_ns")):
+        raise damaged(file, "its rows are out of order")
 
 
 def _check_trace(trace: RankTrace, file: str) -> None:
     """Refuse what no reader returns."""
-    counts = (trace.header.rank, trace.header.world_size)
-    if any(count is not None and not 0 <= count < MOST_RANKS for count in counts):
+    header = trace.header
+    if any(n is not None and not 0 <= n < MOST_RANKS for n in (header.rank, header.world_size)):
         raise damaged(file, "it has an absurd number of ranks")
-    if trace.events < 0 or trace.inflated_bytes < 0:
-        raise damaged(file, "it has a negative size")
-    _check_texts(trace, file)
-    sizes = {
-        "name": len(trace.names),
-        "dtype": len(trace.names),
-        "shape": len(trace.names),
-        "thread": len(trace.threads),
-        "group": len(trace.groups),
-        "launch": len(trace.launches),
-        "kernel": len(trace.kernels),
+    names = (UNKNOWN, len(trace.names) - 1)
+    bounds = {
+        "name": names,
+        "dtype": names,
+        "shape": names,
+        "thread": (UNKNOWN, len(trace.threads) - 1),
+        "group": (UNKNOWN, len(trace.groups) - 1),
+        "launch": (UNKNOWN, len(trace.launches) - 1),
+        "kernel": (UNKNOWN, len(trace.kernels) - 1),
+        "kind": (0, max(KernelKind)),
+        "operation": (0, max(Operation)),
+        "device_type": (0, max(MemoryDevice)),
     }
     for name in _TABLES:
-        table: Table = getattr(trace, name)
-        if len(table):
-            _check_table(table, name, sizes, file)
+        columns = {column: getattr(getattr(trace, name), column) for column in _COLUMNS[name]}
+        _check_bounds(columns, bounds, name, file)
+        starts = columns["start_ns"]
+        durations = columns.get("duration_ns", np.zeros(len(starts), np.int64))
+        if (
+            (starts[1:] < starts[:-1]).any()
+            or (durations < 0).any()
+            or (starts + durations < starts).any()
+        ):
+            raise damaged(file, f"the times of its {name} contradict each other")
     for row in np.unique(trace.operators.shape[trace.operators.shape >= 0]).tolist():
         if not _SHAPE.fullmatch(trace.names[row]):
             raise damaged(file, f"{trace.names[row][:60]!r} is no shape")
-
-
-def _check_sidecar(sidecar: Sidecar, file: str) -> None:
-    """Refuse numbers that the reader of sidecars passes over: they are divided by."""
-    times = [*sidecar.steps.before_s, *sidecar.steps.profiled_s, *sidecar.steps.after_s]
-    medians = (sidecar.steps.unprofiled_median_s, sidecar.steps.profiled_median_s)
-    times += [time for time in medians if time is not None]
-    values = [getattr(sidecar, field.name) for field in fields(sidecar)]
-    counts = [value for value in values if isinstance(value, int)]
-    counts += [*sidecar.held_stages, *sidecar.split, *sidecar.context_lengths]
-    overhead = sidecar.steps.overhead_fraction
-    is_sound = all(time > 0 and math.isfinite(time) for time in times)
-    is_sound &= all(count >= 0 for count in counts)
-    if not is_sound or (overhead is not None and not math.isfinite(overhead)):
-        raise damaged(file, "its sidecar has absurd numbers")
-
-
-def _check_table(table: Table, name: str, sizes: dict[str, int], file: str) -> None:
-    for column, size in sizes.items():
-        values = getattr(table, column, None)
-        if values is not None:
-            check_range(values, UNKNOWN, size - 1, file, f"{name}.{column}")
-    for column, kind in _KINDS.items():
-        values = getattr(table, column, None)
-        if values is not None:
-            check_range(values, 0, max(kind), file, f"{name}.{column}")
-    starts = table.start_ns
-    durations = getattr(table, "duration_ns", None)
-    is_sound = bool((starts[1:] >= starts[:-1]).all())
-    if durations is not None:
-        is_sound &= int(durations.min()) >= 0 and bool((starts + durations >= starts).all())
-    if not is_sound:
-        raise damaged(file, f"the times of its {name} contradict each other")
-
-
-def _check_texts(trace: RankTrace, file: str) -> None:
-    """Refuse halves of characters, which nobody can print; file names alone may hold them."""
-    header = trace.header
-    texts = [*trace.names, trace.format, header.host, header.backend]
-    texts += [part for thread in trace.threads for part in (thread.identity, thread.name)]
-    texts += [part for group in trace.groups for part in (group.name, group.description)]
-    texts += [part for group in header.groups for part in (group.name, group.description)]
-    texts += [device.name for device in header.devices]
-    texts += [part for pair in header.versions for part in pair]
+    # Halves of characters nobody can print; file names alone may hold them.
+    texts = [trace.names, trace.format, header, trace.threads, trace.groups]
     try:
-        "".join(texts).encode()
+        json.dumps(msgspec.to_builtins(texts), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise damaged(file, "a name in it is no text") from error

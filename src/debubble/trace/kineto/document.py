@@ -15,21 +15,20 @@ from typing import Any
 import msgspec
 
 from debubble.errors import NotATrace, TraceError
-from debubble.trace.columns import MOST_RANKS, Device, Header
+from debubble.trace.columns import MOST_RANKS, Device, Group, Header
 from debubble.trace.format import PICTURE, TraceFile, rank_from_name
 from debubble.trace.kineto.events import (
-    AnyKind,
     Batch,
-    decode_any_events,
+    Event,
     decode_device_events,
-    decode_known_events,
+    decode_events,
     decode_launch_events,
     decode_memory_events,
     load_json,
     mend_text,
     scan_json,
 )
-from debubble.trace.kineto.operators import check_ranks, parse_groups
+from debubble.trace.kineto.operators import check_ranks
 from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Stretch, sift, walk_events
 from debubble.trace.source import Source
 from debubble.units import NS_PER_S, NS_PER_US, show_bytes, show_count
@@ -193,16 +192,10 @@ class Document:
             yield Batch(others=walk.events)
 
 
-def _decode(stretch: bytes) -> Sequence[AnyKind] | None:
+def _decode(stretch: bytes) -> Sequence[Event] | None:
     """Decode a stretch typed; None if it is not a plain list of well-formed events."""
     try:
-        return decode_known_events(stretch)
-    except msgspec.ValidationError:
-        pass
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return None
-    try:
-        return decode_any_events(stretch)
+        return decode_events(stretch)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
 
@@ -214,7 +207,7 @@ def _decode_stretch(sifted: Stretch) -> Batch | None:
             device=decode_device_events(sifted.device)[:-1] if sifted.device else (),
             launches=decode_launch_events(sifted.launches)[:-1] if sifted.launches else (),
             memory=decode_memory_events(sifted.memory)[:-1] if sifted.memory else (),
-            others=decode_known_events(sifted.others)[:-1] if sifted.others else (),
+            others=decode_events(sifted.others)[:-1] if sifted.others else (),
         )
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
@@ -316,7 +309,7 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
     rows = opening.bare and b"{" in prefix and b'"ph"' not in prefix  # of a table, no events
     if rows or (opening.events_at < 0 and not cut_off):
         return None
-    header = parse_header(opening.fields)
+    header, _ = parse_header(opening.fields)
     rank = rank_from_name(file) if header.rank is None else header.rank
     return TraceFile(
         file=file,
@@ -364,82 +357,83 @@ def _skip(text: str, position: int) -> int:
     return found.end() if found else position
 
 
-def parse_header(fields: Mapping[str, Any]) -> Header:
-    """Read what is there; anything of an unexpected type counts as absent."""
-    info = _mapping(fields.get("distributedInfo"))
-    base = fields.get("baseTimeNanoseconds")
+class _Checked:
+    """Fields of a header; what is not what it should be counts as absent, and is named."""
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+
+    def count(self, section: Mapping[str, Any], key: str, name: str, below: int) -> int | None:
+        """Return a whole number."""
+        number = _count(section.get(key), below)
+        if number is None and section.get(key) is not None:
+            self.wrong.append(name)
+        return number
+
+    def objects(self, section: Mapping[str, Any], key: str, name: str) -> list[dict[str, Any]]:
+        """Return the objects of a list."""
+        entries = section.get(key, [])
+        known = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
+        if entries != known:
+            self.wrong.append(name)
+        return known
+
+
+def parse_header(fields: Mapping[str, Any]) -> tuple[Header, list[str]]:
+    """Read what is there, and name what is not what it should be: that counts as absent."""
+    checked = _Checked()
+    info = fields.get("distributedInfo", {})
+    if not isinstance(info, dict):
+        checked.wrong.append("distributedInfo")
+        info = {}
+    devices = []
+    for entry in checked.objects(fields, "deviceProperties", "deviceProperties"):
+        index, memory_bytes, multiprocessors = (
+            checked.count(entry, key, "deviceProperties", 2**63)
+            for key in ("id", "totalGlobalMem", "numSms")
+        )
+        if index is not None:
+            devices.append(
+                Device(
+                    index=index,
+                    name=str(entry.get("name", "")),
+                    memory_bytes=memory_bytes,
+                    multiprocessors=multiprocessors,
+                )
+            )
+    groups = []
+    for entry in checked.objects(info, "pg_config", "distributedInfo.pg_config"):
+        ranks = check_ranks(entry.get("ranks", []))
+        if entry.get("ranks") and not ranks:
+            checked.wrong.append("distributedInfo.pg_config")
+        name = str(entry.get("pg_name", entry.get("pg_id", "")))
+        groups.append(Group(name=name, description=str(entry.get("pg_desc", "")), ranks=ranks))
     versions = {
         ours: str(fields[theirs]) for theirs, ours in _VERSION_FIELDS.items() if theirs in fields
     }
     if info.get("nccl_version"):
         versions["nccl"] = str(info["nccl_version"])
     host = fields.get("host_name")
-    return Header(
-        rank=_count(info.get("rank"), below=MOST_RANKS),
-        world_size=_count(info.get("world_size"), below=MOST_RANKS),
+    base_ns = checked.count(fields, "baseTimeNanoseconds", "baseTimeNanoseconds", _MAX_BASE_NS)
+    header = Header(
+        rank=checked.count(info, "rank", "distributedInfo.rank", MOST_RANKS),
+        world_size=checked.count(info, "world_size", "distributedInfo.world_size", MOST_RANKS),
         backend=str(info.get("backend", "")),
-        groups=parse_groups(info),
-        devices=_devices(fields.get("deviceProperties")),
+        groups=tuple(groups),
+        devices=tuple(devices),
         host=host if isinstance(host, str) else "",
-        base_time_ns=_count(base, below=_MAX_BASE_NS) or 0,
+        base_time_ns=base_ns or 0,
         record_shapes=_flag(fields, "record_shapes"),
         profile_memory=_flag(fields, "profile_memory"),
         with_stack=_flag(fields, "with_stack"),
         versions=tuple(sorted(versions.items())),
     )
+    if header.world_size == 0:
+        checked.wrong.append("distributedInfo.world_size")
+    return header, list(dict.fromkeys(checked.wrong))
 
 
-def wrong_fields(fields: Mapping[str, Any]) -> list[str]:
-    """Name the fields of a header that are there and not what they should be."""
-    info = _mapping(fields.get("distributedInfo"))
-    entries = fields.get("deviceProperties", [])
-    groups = info.get("pg_config", [])
-    devices = entries if isinstance(entries, list) else [None]
-    listed = groups if isinstance(groups, list) else [None]
-    wrong = {
-        "deviceProperties": any(
-            _count(_mapping(entry).get(key, 0)) is None
-            for entry in devices
-            for key in ("id", "totalGlobalMem", "numSms")
-        )
-        or not all(isinstance(entry, dict) for entry in devices),
-        "distributedInfo": not isinstance(fields.get("distributedInfo", {}), dict),
-        "distributedInfo.rank": _count(info.get("rank", 0), below=MOST_RANKS) is None,
-        "distributedInfo.world_size": not _count(info.get("world_size", 1), below=MOST_RANKS),
-        "distributedInfo.pg_config": not all(map(_is_group, listed)),
-        "baseTimeNanoseconds": _count(fields.get("baseTimeNanoseconds", 0), below=_MAX_BASE_NS)
-        is None,
-    }
-    return [name for name, is_wrong in wrong.items() if is_wrong]
-
-
-def _is_group(entry: object) -> bool:
-    ranks = _mapping(entry).get("ranks", [])
-    return isinstance(entry, dict) and (ranks == [] or bool(check_ranks(ranks)))
-
-
-def _devices(entries: object) -> tuple[Device, ...]:
-    devices = []
-    for entry in entries if isinstance(entries, list) else ():
-        known = _mapping(entry)
-        index = _count(known.get("id"))
-        if index is not None:
-            devices.append(
-                Device(
-                    index=index,
-                    name=str(known.get("name", "")),
-                    memory_bytes=_count(known.get("totalGlobalMem")),
-                    multiprocessors=_count(known.get("numSms")),
-                )
-            )
-    return tuple(devices)
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _count(value: object, *, below: int = 2**63) -> int | None:
+def _count(value: object, below: int) -> int | None:
     """Return a whole number from zero up, also where it is written as text; else None."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)

@@ -11,18 +11,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-
-# The categories that Kineto writes. A file with others is read by `AnyEvent`, a little slower.
-Category = Literal[
-    "", "ac2g", "async_cpu_to_gpu", "collective_comm", "cpu_instant_event", "cpu_op", "cuda_driver",
-    "cuda_profiler_range", "cuda_runtime", "cuda_sync", "forward_backward", "fwdbwd",
-    "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "kernel", "overhead", "python_function",
-    "Trace", "user_annotation", "xpu_driver", "xpu_runtime",
-]  # fmt: skip
 
 NO_ARGS = Raw(b"{}")
 
@@ -43,26 +35,12 @@ _ESCAPE = re.compile(
 class Event(Struct, gc=False):
     """One trace event. Arguments stay raw: three quarters of them are never looked at."""
 
-    cat: Category = ""
-    name: str = ""
-    tid: int | str = 0
-    ts: float = math.nan
-    dur: float = math.nan
-    args: Raw = NO_ARGS
-
-
-class AnyEvent(Struct, gc=False):
-    """The same, for categories that Kineto does not know."""
-
     cat: str = ""
     name: str = ""
     tid: int | str = 0
     ts: float = math.nan
     dur: float = math.nan
     args: Raw = NO_ARGS
-
-
-AnyKind = Event | AnyEvent
 
 
 class DeviceArgs(Struct, gc=False, frozen=True):
@@ -122,7 +100,7 @@ class MemoryEvent(Struct, gc=False):
 class Batch:
     """Events that were decoded together: sorted by kind where that was possible."""
 
-    others: Sequence[AnyKind] = ()
+    others: Sequence[Event] = ()
     device: Sequence[DeviceEvent] = ()
     launches: Sequence[LaunchEvent] = ()
     memory: Sequence[MemoryEvent] = ()
@@ -151,9 +129,8 @@ class MetadataArgs(Struct, gc=False):
     name: str = ""
 
 
-decode_known_events = msgspec.json.Decoder(list[Event]).decode
-decode_any_events = msgspec.json.Decoder(list[AnyEvent]).decode
-decode_any_event = msgspec.json.Decoder(AnyEvent).decode
+decode_events = msgspec.json.Decoder(list[Event]).decode
+decode_event = msgspec.json.Decoder(Event).decode
 decode_device_events = msgspec.json.Decoder(list[DeviceEvent]).decode
 decode_launch_events = msgspec.json.Decoder(list[LaunchEvent]).decode
 decode_memory_events = msgspec.json.Decoder(list[MemoryEvent]).decode
@@ -171,7 +148,7 @@ class ArgsDecoder:
         self.wrong = 0
         """Events whose arguments are none, or of which one is of another type than it has."""
 
-    def __call__(self, events: Sequence[AnyKind]) -> list[Any]:
+    def __call__(self, events: Sequence[Event]) -> list[Any]:
         """Return one struct an event, in order; what cannot be understood keeps its default."""
         raws = [event.args for event in events]
         try:

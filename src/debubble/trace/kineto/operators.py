@@ -13,30 +13,24 @@ apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from debubble.trace.columns import I32, I64, UNKNOWN, Group, Header, Operation, Operators, build
+from debubble.trace.columns import (
+    I32,
+    I64,
+    UNKNOWN,
+    Group,
+    Header,
+    Interner,
+    Operation,
+    Operators,
+    build,
+)
 from debubble.trace.communication import classify_operation, element_bytes
 from debubble.trace.kineto.events import OperatorArgs
-
-Name = TypeVar("Name", bound=Hashable)
-
-
-class Interner(dict[Name, int]):
-    """`interner[name]` is the name's number; new names get the next one."""
-
-    def __missing__(self, name: Name) -> int:
-        number = self[name] = len(self)
-        return number
-
-    def all(self) -> tuple[Name, ...]:
-        """Return all names, by number."""
-        return tuple(self)
-
 
 _DETAIL = "record_param_comms"
 _BRACKET = "nccl:coalesced"
@@ -286,16 +280,3 @@ def check_ranks(ranks: object) -> tuple[int, ...]:
     ):
         return ()
     return tuple(ranks)
-
-
-def parse_groups(info: Mapping[str, Any]) -> tuple[Group, ...]:
-    """Read the process groups of `distributedInfo`."""
-    config = info.get("pg_config")
-    groups = []
-    for entry in config if isinstance(config, list) else ():
-        if isinstance(entry, dict):
-            name = entry.get("pg_name", entry.get("pg_id", ""))
-            description = entry.get("pg_desc", "")
-            ranks = check_ranks(entry.get("ranks", []))
-            groups.append(Group(name=str(name), description=str(description), ranks=ranks))
-    return tuple(groups)

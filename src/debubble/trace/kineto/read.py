@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +19,6 @@ from debubble.trace.columns import (
     UNKNOWN,
     Annotations,
     CpuOperators,
-    Group,
     Header,
     KernelKind,
     Kernels,
@@ -40,7 +39,7 @@ from debubble.trace.communication import (
     join_launches,
 )
 from debubble.trace.format import Reading, TraceFile
-from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header, wrong_fields
+from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_header
 from debubble.trace.kineto.operators import Communication, fold_operators
 from debubble.trace.kineto.reduce import (
     FOREIGN_DEVICE,
@@ -61,76 +60,87 @@ _MAX_TIME_US = 4.0e15
 _MAX_DURATION_US = 1.0e15
 
 
-@dataclass(slots=True)
-class BadTimes:
-    """Rows left out because of their times, counted by what was wrong."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-
-    def judge(self, rows: Rows, *, durations: bool = True) -> Positions:
-        """Return the rows whose times can be used, sorted by start; count the others."""
-        start = rows["ts"].astype(np.float64)
-        good = np.abs(start) < _MAX_TIME_US  # not missing, NaN or absurd
-        self.counts["no usable start"] += int((~good).sum())
-        if durations:
-            length = rows["dur"].astype(np.float64)
-            negative, usable = length < 0, (length >= 0) & (length < _MAX_DURATION_US)
-            self.counts["a negative duration"] += int((good & negative).sum())
-            self.counts["no usable duration"] += int((good & ~negative & ~usable).sum())
-            good &= usable
-        kept = np.flatnonzero(good)
-        return kept[np.argsort(start[kept], kind="stable")]
+def judge_times(rows: Rows, bad: Counter[str], *, durations: bool = True) -> Positions:
+    """Return the rows whose times can be used, sorted by start; count the others by what is bad."""
+    start = rows["ts"].astype(np.float64)
+    good = np.abs(start) < _MAX_TIME_US  # not missing, NaN or absurd
+    bad["no usable start"] += int((~good).sum())
+    if durations:
+        length = rows["dur"].astype(np.float64)
+        negative, usable = length < 0, (length >= 0) & (length < _MAX_DURATION_US)
+        bad["a negative duration"] += int((good & negative).sum())
+        bad["no usable duration"] += int((good & ~negative & ~usable).sum())
+        good &= usable
+    kept = np.flatnonzero(good)
+    return kept[np.argsort(start[kept], kind="stable")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tables:
-    """All tables of one file, and the groups that its operators point into."""
-
-    groups: tuple[Group, ...]
-    kernels: Kernels
-    launches: Launches
-    operators: Operators
-    annotations: Annotations
-    memory: Memory
-    cpu_operators: CpuOperators
-
-
-def make_tables(reducer: Reducer, header: Header, bad: BadTimes) -> Tables:
+def make_trace(document: Document, reducer: Reducer) -> RankTrace:
     """Sort, convert and join everything that was gathered."""
-    base_ns = header.base_time_ns
-    rows, order = reducer.launches, bad.judge(reducer.launches)
+    header, wrong_fields = parse_header(document.fields)
+    base_ns, bad = header.base_time_ns, Counter[str]()
+    rows, order = reducer.launches, judge_times(reducer.launches, bad)
     launches = build(
         Launches,
         len(order),
-        **_host_spans(rows, order, base_ns),
+        **_spans(rows, order, base_ns),
+        thread=rows["thread"][order],
         correlation=rows["correlation"][order],
     )
-    device_order = bad.judge(reducer.device)
+    device_order = judge_times(reducer.device, bad)
     kernels = _kernels(reducer, device_order, base_ns, launches)
     communication = _communication(reducer, header, device_order, bad)
     kernel_of = _kernels_of_operators(communication, kernels, launches)
     kernels, operators = _settle(communication, kernels, kernel_of)
-    if len(kernels):
-        cpu_order = np.zeros(0, dtype=np.intp)
-    else:
+    cpu_order = np.zeros(0, dtype=np.intp)
+    if not len(kernels):
         reducer.cpu_operators.keep(outermost(reducer.cpu_operators))
-        cpu_order = bad.judge(reducer.cpu_operators)
-    rows, order = reducer.annotations, bad.judge(reducer.annotations)
-    annotations = build(
-        Annotations,
-        len(order),
-        **_host_spans(rows, order, base_ns),
-        stream=fit_int32(rows["stream"][order]),
-    )
-    cpu_operators = _host_spans(reducer.cpu_operators, cpu_order, base_ns)
-    return Tables(
+        cpu_order = judge_times(reducer.cpu_operators, bad)
+    ranges, order = reducer.annotations, judge_times(reducer.annotations, bad)
+    file = document.source.file
+    trace = RankTrace(
+        file=file,
+        format=NAME,
+        header=header,
+        names=reducer.names.all(),
+        threads=tuple(
+            Thread(identity=str(identity), name=reducer.thread_names.get(identity, ""))
+            for identity in reducer.threads
+        ),
         groups=communication.groups,
         kernels=kernels,
         launches=launches,
         operators=operators,
-        annotations=annotations,
+        annotations=build(
+            Annotations,
+            len(order),
+            **_spans(ranges, order, base_ns),
+            thread=ranges["thread"][order],
+            stream=fit_int32(ranges["stream"][order]),
+        ),
         memory=_memory(reducer.memory, base_ns, bad),
-        cpu_operators=build(CpuOperators, len(cpu_order), **cpu_operators),
+        cpu_operators=build(
+            CpuOperators,
+            len(cpu_order),
+            **_spans(reducer.cpu_operators, cpu_order, base_ns),
+            thread=reducer.cpu_operators["thread"][cpu_order],
+        ),
+        events=sum(reducer.counts.values()) + document.skipped,
+        inflated_bytes=document.source.inflated_bytes,
+        rank=header.rank,
+    )
+    gaps = list(_find_damage(document, trace.events, bad))
+    if wrong_fields:
+        named = ", ".join(wrong_fields)
+        message = f"its header is not what it should be, and counts as absent: {named}"
+        gaps.append((Code.WRONG_FIELDS, message, _AGAIN))
+    gaps += _find_unread(document, reducer, trace)
+    return replace(
+        trace,
+        gaps=tuple(
+            Gap(code=code, message=message, hint=hint, file=file, rank=header.rank)
+            for code, message, hint in gaps
+        ),
     )
 
 
@@ -141,10 +151,6 @@ def _spans(rows: Rows, order: Positions, base_ns: int) -> dict[str, NDArray[np.g
         "duration_ns": _to_ns(rows["dur"][order]),
         "name": rows["name"][order],
     }
-
-
-def _host_spans(rows: Rows, order: Positions, base_ns: int) -> dict[str, NDArray[np.generic]]:
-    return {**_spans(rows, order, base_ns), "thread": rows["thread"][order]}
 
 
 def _to_ns(times: NDArray[np.generic], base_ns: int = 0) -> I64:
@@ -175,8 +181,8 @@ def _kernels(reducer: Reducer, order: Positions, base_ns: int, launches: Launche
     )
 
 
-def _memory(rows: Rows, base_ns: int, bad: BadTimes) -> Memory:
-    order = bad.judge(rows, durations=False)
+def _memory(rows: Rows, base_ns: int, bad: Counter[str]) -> Memory:
+    order = judge_times(rows, bad, durations=False)
     on_cpu = rows["device_type"][order] == MemoryDevice.CPU
     return build(
         Memory,
@@ -191,10 +197,10 @@ def _memory(rows: Rows, base_ns: int, bad: BadTimes) -> Memory:
 
 
 def _communication(
-    reducer: Reducer, header: Header, device_order: Positions, bad: BadTimes
+    reducer: Reducer, header: Header, device_order: Positions, bad: Counter[str]
 ) -> Communication:
     rows = reducer.operators
-    order = bad.judge(rows)
+    order = judge_times(rows, bad)
     device_row = rows["device_row"][order].astype(np.int64)
     sorted_row = np.full(len(reducer.device) + 1, UNKNOWN, dtype=np.int64)
     sorted_row[device_order] = np.arange(len(device_order))
@@ -288,36 +294,9 @@ def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
     document, reducer = _gather(file, limits, cpu_operators=None)
     if not len(reducer.device) and not document.cpu_operators:
         document, reducer = _gather(file, limits, cpu_operators=True)
-    events = sum(reducer.counts.values()) + document.skipped
-    if not events:
+    if not sum(reducer.counts.values()) + document.skipped:
         raise _nothing_in(document)
-    header = parse_header(document.fields)
-    bad = BadTimes()
-    tables = make_tables(reducer, header, bad)
-    return RankTrace(
-        file=file,
-        format=NAME,
-        header=header,
-        names=reducer.names.all(),
-        threads=tuple(
-            Thread(identity=str(identity), name=reducer.thread_names.get(identity, ""))
-            for identity in reducer.threads
-        ),
-        groups=tables.groups,
-        kernels=tables.kernels,
-        launches=tables.launches,
-        operators=tables.operators,
-        annotations=tables.annotations,
-        memory=tables.memory,
-        cpu_operators=tables.cpu_operators,
-        events=events,
-        inflated_bytes=document.source.inflated_bytes,
-        rank=header.rank,
-        gaps=tuple(
-            Gap(code=code, message=message, hint=hint, file=file, rank=header.rank)
-            for code, message, hint in _find_gaps(document, reducer, header, tables, bad)
-        ),
-    )
+    return make_trace(document, reducer)
 
 
 def read_kineto_text(data: bytes, file: str, format_name: str, limits: Limits) -> RankTrace:
@@ -367,18 +346,10 @@ def _nothing_in(document: Document) -> TraceError:
     )
 
 
-def _find_gaps(
-    document: Document, reducer: Reducer, header: Header, tables: Tables, bad: BadTimes
+def _find_unread(
+    document: Document, reducer: Reducer, trace: RankTrace
 ) -> Iterator[tuple[Code, str, str]]:
-    """Yield code, message and hint of everything that was missing or broken in this file."""
-    yield from _find_damage(document, sum(reducer.counts.values()) + document.skipped)
-    for problem, count in bad.counts.items():
-        if count:
-            yield (
-                Code.BAD_TIMES,
-                f"{counted(count, 'event')} with {problem} left out",
-                "a profiler bug: newer torch versions write them less often",
-            )
+    """Yield code, message and hint of events that are of no use."""
     wrong = document.wrong + reducer.wrong
     if wrong:
         yield (
@@ -386,17 +357,10 @@ def _find_gaps(
             f"{counted(wrong, 'event')} with a field of a wrong type, which counts as absent",
             _AGAIN,
         )
-    fields = wrong_fields(document.fields)
-    if fields:
-        yield (
-            Code.WRONG_FIELDS,
-            f"its header is not what it should be, and counts as absent: {', '.join(fields)}",
-            _AGAIN,
-        )
     foreign = {name: n for name, n in reducer.counts.items() if FOREIGN_DEVICE.match(name)}
     processes = sorted(filter(FOREIGN_PROCESS.match, reducer.process_names))
     read = (reducer.device, reducer.launches, reducer.cpu_operators, reducer.operators)
-    if foreign or (processes and not len(tables.kernels)):
+    if foreign or (processes and not len(trace.kernels)):
         listed = ", ".join(
             [*(f"{show_count(n)} {name}" for name, n in sorted(foreign.items())), *processes]
         )
@@ -419,7 +383,7 @@ def _find_gaps(
             f"none of its {events} is of a kind that is read: another tool wrote it",
             "give traces of torch.profiler, or spans of passes (`debubble` reads F and B, by rank)",
         )
-    elif header.devices and not len(tables.kernels):
+    elif trace.header.devices and not len(trace.kernels):
         yield (
             Code.NO_KERNELS,
             "there is a device but none of its kernels was traced; CPU operators are used",
@@ -434,7 +398,10 @@ def _needed(named: str) -> str:
     return f"{whose}; {read}" if whose else read
 
 
-def _find_damage(document: Document, events: int) -> Iterator[tuple[Code, str, str]]:
+def _find_damage(
+    document: Document, events: int, bad: Counter[str]
+) -> Iterator[tuple[Code, str, str]]:
+    """Yield code, message and hint of what is broken in this file."""
     damage = document.source.damage
     if not damage and not document.closed and not document.bare:
         damage = "the file ends inside its list of events"
@@ -450,3 +417,8 @@ def _find_damage(document: Document, events: int) -> Iterator[tuple[Code, str, s
     if document.bad_text:
         names = counted(document.bad_text, "name")
         yield Code.BAD_TEXT, f"{names} with bad UTF-8; the bad bytes were replaced", ""
+    for problem, count in bad.items():
+        if count:
+            message = f"{counted(count, 'event')} with {problem} left out"
+            hint = "a profiler bug: newer torch versions write them less often"
+            yield Code.BAD_TIMES, message, hint

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.trace.columns import Interner
 from debubble.trace.kineto.events import (
-    AnyKind,
     ArgsDecoder,
     Batch,
     DeviceArgs,
     DeviceEvent,
+    Event,
     LaunchArgs,
     LaunchEvent,
     MemoryArgs,
@@ -25,9 +26,8 @@ from debubble.trace.kineto.events import (
     MetadataArgs,
     OperatorArgs,
 )
-from debubble.trace.kineto.operators import Interner
 
-Call = TypeVar("Call", bound=AnyKind | LaunchEvent)
+Call = TypeVar("Call", bound=Event | LaunchEvent)
 
 # Categories before torch 1.12 were spelt as in the second column of each pair.
 DEVICE_CATEGORIES = frozenset({"kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
@@ -138,7 +138,7 @@ class Reducer:
         if batch.memory:
             self.counts["cpu_instant_event"] += len(batch.memory)
             self._add_memory(batch.memory, [event.args for event in batch.memory])
-        groups: defaultdict[str, list[AnyKind]] = defaultdict(list)
+        groups: defaultdict[str, list[Event]] = defaultdict(list)
         for event in batch.others:
             groups[event.cat].append(event)
         for category, group in groups.items():
@@ -159,7 +159,7 @@ class Reducer:
         )
         return sum(decoder.wrong for decoder in decoders)
 
-    def _sort(self, category: str, group: list[AnyKind]) -> None:
+    def _sort(self, category: str, group: list[Event]) -> None:
         if category in DEVICE_CATEGORIES:
             # Some kernels say themselves what they communicate: operators of their own.
             speaking = [row for row, e in enumerate(group) if b"Collective name" in bytes(e.args)]
@@ -195,7 +195,7 @@ class Reducer:
             self.process_names.update(args.name for args in self._metadata_args(processes))
 
     def _add_device(
-        self, events: Sequence[AnyKind | DeviceEvent], args: Sequence[DeviceArgs]
+        self, events: Sequence[Event | DeviceEvent], args: Sequence[DeviceArgs]
     ) -> None:
         self.device.add(
             **self._spans(events),
@@ -210,7 +210,7 @@ class Reducer:
         return [event for event in events if queues[event.name]]
 
     def _add_launches(
-        self, events: Sequence[AnyKind | LaunchEvent], args: Sequence[LaunchArgs]
+        self, events: Sequence[Event | LaunchEvent], args: Sequence[LaunchArgs]
     ) -> None:
         self.launches.add(
             **self._spans(events),
@@ -219,7 +219,7 @@ class Reducer:
         )
 
     def _add_memory(
-        self, events: Sequence[AnyKind | MemoryEvent], args: Sequence[MemoryArgs]
+        self, events: Sequence[Event | MemoryEvent], args: Sequence[MemoryArgs]
     ) -> None:
         self.memory.add(
             ts=[e.ts for e in events],
@@ -230,24 +230,24 @@ class Reducer:
             reserved=[a.reserved for a in args],
         )
 
-    def _add_communication(self, group: list[AnyKind], prefixes: tuple[str, ...]) -> None:
+    def _add_communication(self, group: list[Event], prefixes: tuple[str, ...]) -> None:
         communication = [e for e in group if e.name.startswith(prefixes)]
         if communication:
             self._add_operators(communication, [-1] * len(communication))
 
-    def _add_operators(self, group: list[AnyKind], device_rows: list[int]) -> None:
+    def _add_operators(self, group: list[Event], device_rows: list[int]) -> None:
         self.operators.add(
             **self._spans(group), thread=self._thread_numbers(group), device_row=device_rows
         )
         self.operator_args += self._operator_args(group)
 
-    def _add_cpu_operators(self, group: list[AnyKind]) -> None:
+    def _add_cpu_operators(self, group: list[Event]) -> None:
         self.cpu_operators.add(**self._spans(group), thread=self._thread_numbers(group))
         if len(self.cpu_operators) > self._condense_at:
             self.cpu_operators.keep(outermost(self.cpu_operators))
             self._condense_at = len(self.cpu_operators) + _CONDENSE_ROWS
 
-    def _spans(self, events: Sequence[AnyKind | DeviceEvent | LaunchEvent]) -> dict[str, list[Any]]:
+    def _spans(self, events: Sequence[Event | DeviceEvent | LaunchEvent]) -> dict[str, list[Any]]:
         names = self.names
         return {
             "ts": [e.ts for e in events],
@@ -255,7 +255,7 @@ class Reducer:
             "name": [names[e.name] for e in events],
         }
 
-    def _thread_numbers(self, events: Sequence[AnyKind | LaunchEvent]) -> list[int]:
+    def _thread_numbers(self, events: Sequence[Event | LaunchEvent]) -> list[int]:
         threads = self.threads
         return [threads[event.tid] for event in events]
 

@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from debubble.trace.kineto.events import (
     NO_ARGS,
-    AnyEvent,
-    decode_any_event,
+    Event,
+    decode_event,
     load_json,
     mend_text,
     scan_json,
@@ -200,7 +200,7 @@ def _collect(piece: bytes, starts: Positions, wanted: Flags, first: bytes = b"")
 class Walk:
     """What was found, how far the walk came, and what it had to step over."""
 
-    events: list[AnyEvent] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     consumed: int = 0
     closed: bool = False
     """The list's closing bracket was reached."""
@@ -307,9 +307,9 @@ def _note(walk: Walk, sample: bytes) -> None:
     walk.first_malformed = walk.first_malformed or sample[:80].decode("utf-8", "replace")
 
 
-def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> AnyEvent:
+def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> Event:
     try:
-        return decode_any_event(data)
+        return decode_event(data)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         pass
     text = mend_text(data)
@@ -319,7 +319,7 @@ def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> AnyEvent:
         value = load_json(text)
     thread = value.get("tid", 0)
     walk.wrong += not _is_typed(value)
-    return AnyEvent(
+    return Event(
         cat=_text(value.get("cat")),
         name=_text(value.get("name")),
         tid=thread if isinstance(thread, int | str) else _text(thread),

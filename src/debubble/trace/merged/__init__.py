@@ -39,7 +39,8 @@ class _Document(msgspec.Struct):
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell it by processes that carry the name of a rank."""
-    return TraceFile(file=file, format=NAME) if b'"traceEvents"' in prefix else None
+    tagged = b'"traceEvents"' in prefix and _OWNER.search(prefix)
+    return TraceFile(file=file, format=NAME) if tagged else None
 
 
 def read(known: TraceFile, limits: Limits) -> Reading:
@@ -92,7 +93,6 @@ FORMAT = Format(
     a_file="a file of several ranks",
     position=4,
     in_names=(),
-    sign=(_OWNER,),
     recognise=recognise,
     read=read,
     one_a_rank=False,

@@ -43,7 +43,6 @@ FORMAT = Format(
     ask_for="`nsys export --type sqlite` files",
     position=20,
     in_names=(".sqlite", *_REPORTS),
-    sign=(_SQLITE,),
     recognise=recognise,
     read=read_known,
     one_a_rank=False,

@@ -1,67 +1,132 @@
 """Nsight Systems exports (`nsys export --type sqlite`): one `RankTrace` per process with kernels.
 
-One file may hold all ranks of a node. The tables are read once (`tables.py`), then cut by process;
-NVTX tells what NCCL's kernels are for (`process.py`).
+One file may hold all ranks of a node. Its tables are read once, then cut by process. A `SendRecv`
+kernel is a pipeline's transfer or an all-to-all; only the calls that led to its launch tell, by the
+ranges that NCCL marks them with. NCCL launches inside the call, or inside the `ncclGroupEnd` that
+closes a group of calls:
+
+    ├ ncclGroupStart ┤ ├ ncclSend ┤ ├ ncclRecv ┤ ├ ncclGroupEnd ── cudaLaunch ┤  one peer
+    ├ ncclGroupStart ┤ ├ ncclSend ┤ ├ ncclSend ┤ … ├ ncclGroupEnd ─ cudaLaunch ┤  unknown
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap, NotATrace, TraceError
-from debubble.trace.columns import I64, UNKNOWN, Device, Header, RankTrace
-from debubble.trace.nsight.process import Part, process_of, read_process
-from debubble.trace.nsight.tables import (
-    GRAPHS,
-    KERNELS,
-    STRINGS,
-    Export,
-    HostSpans,
-    Tables,
-    read_tables,
+from debubble.trace.columns import (
+    FIRST_COMMUNICATION_KIND,
+    I32,
+    I64,
+    U8,
+    UNKNOWN,
+    Annotations,
+    CpuOperators,
+    Device,
+    Header,
+    Interner,
+    KernelKind,
+    Kernels,
+    Launches,
+    Memory,
+    Operation,
+    Operators,
+    RankTrace,
+    Thread,
+    build,
+    fit_int32,
 )
+from debubble.trace.communication import classify_kernel_name, find_enclosing, join_launches
+from debubble.trace.nsight.export import MISSING_TIME, Export
 from debubble.units import show_count
 
-_EXPORT_HINT: Final = (
+KERNELS, GRAPHS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+COPIES, MEMSETS = "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
+CALLS, RANGES = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
+
+_EXPORT_HINT = (
     "export the report with `nsys export --type sqlite report.nsys-rep` and give that file"
 )
-_PROFILE_HINT: Final = "profile with `nsys profile -t cuda,nvtx`"
-_PID_MASK: Final = 0xFFFFFF
 # Any of these beside StringIds makes a database an export, whatever was traced.
-_MARKS: Final = re.compile(
-    r"^(?:CUPTI_ACTIVITY_KIND_|NVTX_EVENTS$|TARGET_INFO_|META_DATA_CAPTURE$)"
+_MARKS = re.compile(r"^(?:CUPTI_ACTIVITY_KIND_|NVTX_EVENTS$|TARGET_INFO_|META_DATA_CAPTURE$)")
+_RANK = re.compile(r'^RANK="?(\d{1,6})"?$')
+_CALLS = {"ncclSend": Operation.SEND, "ncclRecv": Operation.RECEIVE}
+_COLLECTIVE_CALL = re.compile(
+    r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|All[tT]oAll|Gather|Scatter)v?$"
 )
-_RANK: Final = re.compile(r'^RANK="?(\d{1,6})"?$')
-# Sums of a base and a stamp stay inside int64; the year 2096.
-_LAST_BASE: Final = 4 * 10**18
+_GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
+# torch's own ranges: `nccl:all_to_all, op_id = 7`, `nccl:send 0->1`; not `nccl:coalesced`, which
+# may be either.
+_TORCH_RANGE = re.compile(r"^nccl:(?!coalesced\b)(send\b|recv\b)?\w*")
+_KEPT_CALLS = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
+_PUSH_POP_RANGE, _START_END_RANGE = 59, 60
+_PEER_COPY = 10
+_COPY_LABELS = {
+    1: "Host-to-Device",
+    2: "Device-to-Host",
+    8: "Device-to-Device",
+    9: "Host-to-Host",
+    _PEER_COPY: "Peer-to-Peer",
+}
+_GRAPH_NAME = "CUDA graph"
+
+# Global ids hold the machine, the process and, in the low 24 bits, the thread; the upper half of a
+# graph node's id is the id of its graph.
+_THREAD_BITS, _NODE_BITS = 24, 32
+_LOW_BITS = (1 << _THREAD_BITS) - 1
+# The year 2096: the sum of a base and a time stays inside int64.
+_LAST_TIME = 4 * 10**18
 # No name is so long; a text of a broken file may be a gigabyte.
-_LONGEST_VALUE: Final = 16 * 1024 * 1024
+_LONGEST_VALUE = 16 * 1024 * 1024
 # A node has some ten. Each is cut out of the whole file, so their number must have a bound.
-_MOST_PROCESSES: Final = 1024
+_MOST_PROCESSES = 1024
+
+# Rows of a table, by column; all have a `start` and an `end`, in nanoseconds of the capture.
+Rows = dict[str, NDArray[Any]]
+
+
+class Tables(NamedTuple):
+    """All that is kept of a file, or of one process in it."""
+
+    work: Rows
+    """Kernels, whole graphs, copies and memsets."""
+    calls: Rows
+    ranges: Rows
+
+    @property
+    def events(self) -> int:
+        """Rows of all tables."""
+        return sum(len(rows["start"]) for rows in self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Process:
-    """A process with kernels, or in old exports a device: what becomes one rank."""
+class Exchange:
+    """Calls that NCCL launches together: a group, or one call alone."""
 
-    key: int
-    rows: NDArray[np.bool_]
-    """Its rows of the device work."""
-    devices: tuple[int, ...]
-    order: tuple[int, int]
-    """By the first device as the host counts them, then by process."""
+    thread: int
+    start: int
+    end: int
+    calls: tuple[tuple[int, Operation], ...]
+    """By row of the ranges."""
 
     @property
-    def pid(self) -> int:
-        return self.key & _PID_MASK
+    def kind(self) -> KernelKind:
+        """A collective, one peer's send and/or receive, or a mix whose peers are not known."""
+        operations = [operation for _, operation in self.calls]
+        counts = [operations.count(known) for known in (Operation.SEND, Operation.RECEIVE)]
+        if operations and not any(counts):
+            return KernelKind.COLLECTIVE
+        is_peer = operations and sum(counts) == len(operations) and max(counts) == 1
+        return KernelKind.PEER if is_peer else KernelKind.COMMUNICATION
 
 
 def read_nsight(path: str) -> tuple[RankTrace, ...]:
@@ -72,176 +137,413 @@ def read_nsight(path: str) -> tuple[RankTrace, ...]:
             connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-            return _read(Export(connection, path), path)
+            return tuple(_read_processes(Export(connection, path), path))
     except (sqlite3.Error, UnicodeDecodeError) as error:  # its messages may quote broken names
         message = f"the database cannot be read: {error}"
         raise TraceError(message, file=path, hint=f"{_EXPORT_HINT} again") from error
 
 
-def _read(export: Export, path: str) -> tuple[RankTrace, ...]:
-    if not export.has(STRINGS, "id", "value") or not any(map(_MARKS.match, export.tables)):
+def _read_processes(export: Export, path: str) -> Iterator[RankTrace]:
+    if not export.has("StringIds", "id", "value") or not any(map(_MARKS.match, export.columns)):
         message = "a SQLite database, but no export of Nsight Systems"
         raise NotATrace(message, file=path, hint=_EXPORT_HINT)
     if not export.count(KERNELS) and not export.count(GRAPHS):
-        raise TraceError("the export holds no CUDA kernels", file=path, hint=_PROFILE_HINT)
-    tables = read_tables(export)
-    devices = _read_devices(export)
-    processes = _find_processes(tables, devices, path)
-    ranks, assumed = _assign_ranks(export, processes, path)
-    base = _read_base(export)
-    gaps = assumed
-    if base is None:
+        hint = "profile with `nsys profile -t cuda,nvtx`"
+        raise TraceError("the export holds no CUDA kernels", file=path, hint=hint)
+    names: Interner[str] = Interner()
+    tables = Tables(
+        work=_read_work(export, names),
+        calls=_read_calls(export, names),
+        ranges=_read_ranges(export, names),
+    )
+    devices_of = _devices_of_processes(export, tables.work, path)
+    gaps = []
+    ranks: list[int | None] = list(range(len(devices_of)))
+    if len(devices_of) == 1:
+        # RANK alone is read of the recorded environment: it holds secrets.
+        told = export.values("META_DATA_CAPTURE", "PROCESS_*:ENVIRONMENT_VARIABLE", "RANK=*")
+        found = {match[1] for value in told if (match := _RANK.match(value))}
+        ranks = [int(found.pop()) if len(found) == 1 else None]
+    else:
+        who = ", ".join(
+            f"process {key & _LOW_BITS} (device {min(devices)}) is rank {rank}"
+            for rank, (key, devices) in enumerate(devices_of.items())
+        )
+        message = f"the export does not tell the ranks of its processes; by device: {who}"
+        hint = "profile each rank into a file of its own: `nsys profile -o report_rank%q{RANK}`"
+        gaps.append(Gap(code=Code.RANK_ASSUMED, message=message, file=path, hint=hint))
+    # In UTC: what joins the clocks of several files.
+    epochs = export.integers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")[0]
+    base_ns = int(epochs[0]) if len(epochs) and 0 < epochs[0] < _LAST_TIME else 0
+    if not base_ns:
         message = "the export does not say when the capture began: its times start at zero"
         hint = "export with a newer nsys"
-        gaps += (Gap(code=Code.NO_CLOCK, message=message, file=path, hint=hint),)
-    thread_names = _read_thread_names(export)
-    host = _read_value(export, "TARGET_INFO_SYSTEM_ENV", "Hostname")
-    version = _read_value(export, "META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION")
-    traces = []
-    for process, rank in zip(processes, ranks, strict=True):
-        described = (replace(_describe(devices, process.pid, d), index=d) for d in process.devices)
+        gaps.append(Gap(code=Code.NO_CLOCK, message=message, file=path, hint=hint))
+    threads = _read_thread_names(export)
+    versions = export.values("META_DATA_EXPORT", "EXPORT_PRODUCT_VERSION")[:1]
+    for rank, (key, devices) in zip(ranks, devices_of.items(), strict=True):
         header = Header(
             rank=rank,
-            devices=tuple(described),
-            host=host or "",
-            base_time_ns=base or 0,
-            versions=() if version is None else (("nsight", version),),
+            devices=tuple(replace(device, index=index) for index, device in devices.items()),
+            host="".join(export.values("TARGET_INFO_SYSTEM_ENV", "Hostname")[:1]),
+            base_time_ns=base_ns,
+            versions=tuple(("nsight", version) for version in versions),
         )
-        part = Part(
-            file=path,
-            key=process.key,
-            rows=process.rows,
-            header=header,
-            thread_names=thread_names,
-            file_bytes=Path(path).stat().st_size,
+        process = Tables(
+            work=_take(tables.work, tables.work["process"] == key),
+            calls=_take(tables.calls, tables.calls["thread"] >> _THREAD_BITS == key),
+            ranges=_take(tables.ranges, tables.ranges["thread"] >> _THREAD_BITS == key),
         )
-        traces.append(read_process(part, tables, gaps))
-        gaps = ()  # what concerns the whole file is said once
-    return tuple(traces)
+        trace = _read_process(path, process, header, names.all(), threads)
+        yield replace(trace, gaps=(*gaps, *trace.gaps))
+        gaps = []  # what concerns the whole file is said once
 
 
-def _find_processes(
-    tables: Tables, devices: dict[tuple[int, int], Device], path: str
-) -> tuple[_Process, ...]:
-    """Cut the device work by process; where an old export does not name it, by device."""
-    work = tables.work
-    for identities in (work.process, work.device, process_of(tables.calls.thread)):
-        number = len(np.unique(identities))
-        if number > _MOST_PROCESSES:
-            message = f"the export claims {show_count(number)} processes or devices"
-            raise TraceError(message, file=path, hint=f"{_EXPORT_HINT} again")
-    found = []
-    known = bool(np.any(work.process[work.is_kernel] != UNKNOWN))
-    labels = process_of(work.process) if known else work.device
-    for label in np.unique(labels[work.is_kernel]).tolist():
-        rows = labels == label
-        key = label if known else _owner(work.correlation[rows], work.start[rows], tables.calls)
-        used = tuple(np.unique(work.device[rows & work.is_kernel]).tolist())
-        order = (_describe(devices, key & _PID_MASK, used[0]).index, key)
-        found.append(_Process(key=key, rows=rows, devices=used, order=order))
-    return tuple(sorted(found, key=lambda process: process.order))
+def _read_work(export: Export, names: Interner[str]) -> Rows:
+    """Read everything that ran on a device."""
+    columns = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
+    parts = []
+    for table in (KERNELS, GRAPHS, COPIES, MEMSETS):
+        start, end, process, device, stream, correlation, graph, node = export.integers(
+            table, *columns, "graphId", "graphNodeId"
+        )
+        if table == KERNELS and len(start):
+            spellings = ("demangledName", "shortName", "mangledName")
+            column = next((c for c in spellings if export.has(table, c)), spellings[0])
+            name = _look_up(export, names, export.integers(table, column)[0])
+        elif table == COPIES and len(start):
+            name = _name_copies(export, names)
+        else:
+            name = np.full(len(start), names[_GRAPH_NAME if table == GRAPHS else "Memset"])
+        parts.append(
+            {
+                "start": start,
+                "end": end,
+                "is_kernel": np.full(len(start), table in {KERNELS, GRAPHS}),
+                "process": process >> _THREAD_BITS,
+                "device": device,
+                "stream": stream,
+                "correlation": correlation,
+                "graph": np.where(
+                    graph > 0, graph, np.where(node > 0, node >> _NODE_BITS, UNKNOWN)
+                ),
+                "name": name,
+            }
+        )
+    return {column: np.concatenate([part[column] for part in parts]) for column in parts[0]}
 
 
-def _owner(correlation: I64, start: I64, calls: HostSpans) -> int:
-    """Find the process whose calls explain the most kernels: launched by them, and before."""
-    best, most = UNKNOWN, 0
-    for key in np.unique(process_of(calls.thread)).tolist():
-        mine = np.flatnonzero(process_of(calls.thread) == key)
-        mine = mine[np.argsort(calls.correlation[mine], kind="stable")]
-        ids = calls.correlation[mine]
-        row = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
-        explained = int(np.sum((ids[row] == correlation) & (calls.start[mine[row]] <= start)))
-        if explained > most:
-            best, most = key, explained
-    return best
+def _name_copies(export: Export, names: Interner[str]) -> I32:
+    """Name copies by their kind, as the export labels it; between devices they are a peer's."""
+    copied, source, target = export.integers(COPIES, "copyKind", "srcDeviceId", "dstDeviceId")
+    labels = dict(_COPY_LABELS)
+    if export.has("ENUM_CUDA_MEMCPY_OPER", "id", "label"):
+        (ids,) = export.integers("ENUM_CUDA_MEMCPY_OPER", "id")
+        told = zip(ids.tolist(), export.texts("ENUM_CUDA_MEMCPY_OPER", "label"), strict=True)
+        labels.update((key, label) for key, label in told if label)
+    between = (source >= 0) & (target >= 0) & (source != target)
+    copied = np.where(between, _PEER_COPY, copied)
+    name = {kind: names[f"Memcpy {labels.get(kind, 'Unknown')}"] for kind in set(copied.tolist())}
+    return np.array([name[kind] for kind in copied.tolist()], dtype=np.int32)
 
 
-def _assign_ranks(
-    export: Export, processes: tuple[_Process, ...], path: str
-) -> tuple[tuple[int | None, ...], tuple[Gap, ...]]:
-    if len(processes) == 1:
-        return (_read_rank(export),), ()
-    who = ", ".join(
-        f"process {p.pid} (device {p.devices[0]}) is rank {rank}"
-        for rank, p in enumerate(processes)
+def _read_calls(export: Export, names: Interner[str]) -> Rows:
+    """Read the CUDA calls of the host."""
+    start, end, thread, correlation, name = export.integers(
+        CALLS, "start", "end", "globalTid", "correlationId", "nameId"
     )
-    gap = Gap(
-        code=Code.RANK_ASSUMED,
-        message=f"the export does not tell the ranks of its processes; by device: {who}",
-        hint="profile each rank into a file of its own: `nsys profile -o report_rank%q{RANK}`",
-        file=path,
+    return {
+        "start": start,
+        "end": end,
+        "thread": thread,
+        "correlation": correlation,
+        "name": _look_up(export, names, name),
+    }
+
+
+def _read_ranges(export: Export, names: Interner[str]) -> Rows:
+    """Read the NVTX ranges, also those that were never closed; no marks, no domains."""
+    start, end, kind, thread, text_id = export.integers(
+        RANGES, "start", "end", "eventType", "globalTid", "textId"
     )
-    return tuple(range(len(processes))), (gap,)
+    text = [names[text] for text in export.texts(RANGES, "text")]
+    inline = np.array(text, dtype=np.int32)
+    name = np.where(inline == names[""], _look_up(export, names, text_id), inline)
+    ranges = {"start": start, "end": end, "thread": thread, "name": name}
+    return _take(ranges, np.isin(kind, (_PUSH_POP_RANGE, _START_END_RANGE)))
 
 
-def _read_rank(export: Export) -> int | None:
-    """Read RANK from the recorded environment, and nothing else of it: it holds secrets."""
-    if not export.has("META_DATA_CAPTURE", "name", "value"):
-        return None
-    rows = export.rows(
-        "SELECT value FROM META_DATA_CAPTURE"
-        " WHERE name GLOB 'PROCESS_*:ENVIRONMENT_VARIABLE' AND value GLOB 'RANK=*'"
-    )
-    found = {match[1] for (value,) in rows if (match := _RANK.match(str(value)))}
-    return int(found.pop()) if len(found) == 1 else None
+def _look_up(export: Export, names: Interner[str], ids: I64) -> I32:
+    """Return the numbers of the names of Nsight's string ids."""
+    unique, inverse = np.unique(ids, return_inverse=True)
+    texts = export.strings(unique.tolist())
+    numbers = [names[texts.get(identity, "")] for identity in unique.tolist()]
+    return np.array(numbers, dtype=np.int32)[inverse.reshape(-1)]
 
 
-def _read_base(export: Export) -> int | None:
-    """Read when the capture began, in UTC: what joins the clocks of several files."""
-    if not export.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
-        return None
-    (epochs,) = export.integers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
-    base = int(epochs[0]) if len(epochs) else 0
-    return base if 0 < base < _LAST_BASE else None
+def _devices_of_processes(export: Export, work: Rows, path: str) -> dict[int, dict[int, Device]]:
+    """Return the devices of each process with kernels, by index as it counts them.
 
-
-def _describe(devices: dict[tuple[int, int], Device], pid: int, index: int) -> Device:
-    found = devices.get((pid, index)) or devices.get((UNKNOWN, index))
-    return found or Device(index=index, name="")
-
-
-def _read_devices(export: Export) -> dict[tuple[int, int], Device]:
-    """Read the devices by (pid, index as that process counts them), indexed as the host does."""
-    if not export.has("TARGET_INFO_GPU", "id", "name"):
-        return {}
+    In order of their first devices as the host counts them, then of the processes.
+    """
+    used = set(zip(work["process"].tolist(), work["device"].tolist(), strict=True))
+    kernels = set(work["process"][work["is_kernel"]].tolist())
+    if len(kernels) > _MOST_PROCESSES:
+        message = f"the export claims {show_count(len(kernels))} processes or devices"
+        raise TraceError(message, file=path, hint=f"{_EXPORT_HINT} again")
     ids, memory, multiprocessors = export.integers(
         "TARGET_INFO_GPU", "id", "totalMemory", "smCount"
     )
+    labels = export.texts("TARGET_INFO_GPU", "name")
     described = {
-        identity: Device(
-            index=identity,
+        index: Device(
+            index=index,
             name=name,
             memory_bytes=size if size > 0 else None,
             multiprocessors=count if count > 0 else None,
         )
-        for identity, size, count, name in zip(
-            ids.tolist(),
-            memory.tolist(),
-            multiprocessors.tolist(),
-            export.texts("TARGET_INFO_GPU", "name"),
-            strict=True,
+        for index, size, count, name in zip(
+            ids.tolist(), memory.tolist(), multiprocessors.tolist(), labels, strict=True
         )
     }
-    if not export.has("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"):
-        return {(UNKNOWN, index): device for index, device in described.items()}
     gpus, cudas, pids = export.integers("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid")
-    rows = zip(gpus.tolist(), cudas.tolist(), pids.tolist(), strict=True)
-    return {(pid, cuda): described[gpu] for gpu, cuda, pid in rows if gpu in described}
+    host_index = {
+        (pid, cuda): gpu
+        for gpu, cuda, pid in zip(gpus.tolist(), cudas.tolist(), pids.tolist(), strict=True)
+    }
+    devices: dict[int, dict[int, Device]] = {}
+    for key, index in sorted(used):
+        if key in kernels:
+            on_host = host_index.get((key & _LOW_BITS, index), index)
+            device = described.get(on_host, Device(index=on_host, name=""))
+            devices.setdefault(key, {})[index] = device
+    by_device = sorted(devices, key=lambda key: (next(iter(devices[key].values())).index, key))
+    return {key: devices[key] for key in by_device}
 
 
 def _read_thread_names(export: Export) -> dict[int, str]:
     """Read the names of threads by global id; the strongest where one has several."""
-    if not export.has("ThreadNames", "nameId", "globalTid"):
-        return {}
     ids, priority, thread = export.integers("ThreadNames", "nameId", "priority", "globalTid")
     texts = export.strings(np.unique(ids).tolist())
     order = np.argsort(priority, kind="stable")
     return {int(thread[row]): texts.get(int(ids[row]), "") for row in order.tolist()}
 
 
-def _read_value(export: Export, table: str, name: str) -> str | None:
-    """Read the value of that name out of a table of names and values."""
-    if not export.has(table, "name", "value"):
-        return None
-    rows = export.rows(f"SELECT value FROM {table} WHERE name = ? LIMIT 1", name)  # noqa: S608  # our own names
-    return str(rows[0][0]) if rows else None
+def _take(rows: Rows, wanted: NDArray[np.bool_] | NDArray[np.intp]) -> Rows:
+    return {column: values[wanted] for column, values in rows.items()}
+
+
+def _in_order(rows: Rows) -> Rows:
+    """Sort by start, without the rows whose times cannot be."""
+    start, end = rows["start"], rows["end"]
+    good = np.flatnonzero(
+        (start > -_LAST_TIME) & (start < _LAST_TIME) & (end >= start) & (end < _LAST_TIME)
+    )
+    return _take(rows, good[np.lexsort((end[good], start[good]))])
+
+
+def _read_process(
+    path: str,
+    tables: Tables,
+    header: Header,
+    names: Sequence[str],
+    thread_names: Mapping[int, str],
+) -> RankTrace:
+    """Sort and join the rows of one process."""
+    queues = np.array([bool(_KEPT_CALLS.search(name)) for name in names], dtype=bool)
+    closed = tables.ranges["end"] != MISSING_TIME
+    timed = Tables(
+        work=tables.work,
+        calls=_take(tables.calls, queues[tables.calls["name"]]),
+        ranges=_take(tables.ranges, closed),
+    )
+    work, calls, ranges = ordered = Tables(*map(_in_order, timed))
+    used = _renumber("name", *ordered)
+    threads = _renumber("thread", calls, ranges)
+    rank_names = tuple(names[index] for index in used)
+    # Correlation 0 is nobody's.
+    correlation = np.where(work["correlation"] > 0, work["correlation"], UNKNOWN)
+    launch = join_launches(correlation, calls["correlation"])
+    exchanges = _find_exchanges(ranges, rank_names)
+    kind, exchange = _tell_kinds(ordered, launch, exchanges, rank_names)
+    base_ns = header.base_time_ns
+    counts = {
+        Code.OPEN_RANGES: (int(np.sum(~closed)), "NVTX ranges without an end, left out", ""),
+        Code.BAD_TIMES: (
+            timed.events - ordered.events,
+            "events that end before their start, left out",
+            "",
+        ),
+        Code.CLOSED_GRAPHS: (
+            sum(rank_names[name] == _GRAPH_NAME for name in work["name"].tolist()),
+            "CUDA graphs traced as a whole, so that communication inside counts as compute",
+            "profile with `nsys profile --cuda-graph-trace=node`",
+        ),
+    }
+    return RankTrace(
+        file=path,
+        format="nsight",
+        header=header,
+        names=rank_names,
+        threads=tuple(
+            Thread(identity=str(thread & _LOW_BITS), name=thread_names.get(thread, ""))
+            for thread in threads
+        ),
+        kernels=build(
+            Kernels,
+            len(kind),
+            **_spans(work, base_ns),
+            kind=kind,
+            device=fit_int32(work["device"]),
+            stream=fit_int32(work["stream"]),
+            correlation=work["correlation"],
+            graph=work["graph"],
+            launch=launch,
+        ),
+        launches=build(
+            Launches,
+            len(calls["start"]),
+            **_spans(calls, base_ns),
+            thread=calls["thread"],
+            correlation=calls["correlation"],
+        ),
+        operators=_operators(ranges, base_ns, exchanges, exchange, kind),
+        annotations=build(
+            Annotations,
+            len(ranges["start"]),
+            **_spans(ranges, base_ns),
+            thread=ranges["thread"],
+        ),
+        memory=build(Memory, 0),
+        cpu_operators=build(CpuOperators, 0),
+        events=tables.events,
+        inflated_bytes=Path(path).stat().st_size,
+        rank=header.rank,
+        gaps=tuple(
+            Gap(
+                code=code,
+                message=f"{message}: {show_count(count)}",
+                hint=hint,
+                file=path,
+                rank=header.rank,
+            )
+            for code, (count, message, hint) in counts.items()
+            if count
+        ),
+    )
+
+
+def _renumber(column: str, *tables: Rows) -> list[int]:
+    """Count the values of a column from 0 in all tables; return them, by number."""
+    values = np.unique(np.concatenate([rows[column] for rows in tables]))
+    for rows in tables:
+        rows[column] = np.searchsorted(values, rows[column])
+    return [int(value) for value in values]
+
+
+def _spans(rows: Rows, base_ns: int) -> Rows:
+    """Return the columns that all tables share."""
+    start_ns = rows["start"] + base_ns
+    return {"start_ns": start_ns, "duration_ns": rows["end"] - rows["start"], "name": rows["name"]}
+
+
+def _find_exchanges(ranges: Rows, names: Sequence[str]) -> tuple[Exchange, ...]:
+    """Collect NCCL's calls, group by group, in the order of each thread."""
+    marks = {*_CALLS, _GROUP_START, _GROUP_END}
+    marked = np.array([n in marks or bool(_COLLECTIVE_CALL.match(n)) for n in names], dtype=bool)
+    rows = np.flatnonzero(marked[ranges["name"]])
+    start, end, thread = (ranges[column][rows] for column in ("start", "end", "thread"))
+    exchanges: list[Exchange] = []
+    calls: list[tuple[int, Operation]] = []
+    caller, depth, group_start, inside_until = UNKNOWN, 0, 0, None
+    for at in np.lexsort((-end, start, thread)).tolist():
+        row, begins, ends = int(rows[at]), int(start[at]), int(end[at])
+        if thread[at] != caller:
+            caller, depth, inside_until = int(thread[at]), 0, None
+        name = names[ranges["name"][row]]
+        if inside_until is not None and begins < inside_until:
+            continue  # NCCL's own calls inside a collective
+        if name == _GROUP_START:
+            if depth == 0:
+                calls, group_start = [], begins
+            depth += 1
+        elif name == _GROUP_END:
+            if depth == 1:
+                exchange = Exchange(thread=caller, start=group_start, end=ends, calls=tuple(calls))
+                exchanges.append(exchange)
+            depth = max(depth - 1, 0)  # the capture may have begun inside a group
+        else:
+            call = row, _CALLS.get(name, Operation.COLLECTIVE)
+            inside_until = ends
+            if depth:
+                calls.append(call)
+            else:
+                exchanges.append(Exchange(thread=caller, start=begins, end=ends, calls=(call,)))
+    return tuple(exchanges)
+
+
+def _tell_kinds(
+    tables: Tables, launch: I32, exchanges: tuple[Exchange, ...], names: Sequence[str]
+) -> tuple[U8, I32]:
+    """Return what each row is for, and the NCCL exchange that launched it; -1 for none.
+
+    What a name leaves open torch's range around the launch tells, else the exchange.
+    """
+    work, calls, ranges = tables
+    kind = np.array([classify_kernel_name(name) for name in names], dtype=np.uint8)[work["name"]]
+    exchange = np.full(len(kind), UNKNOWN, dtype=np.int32)
+    launched = np.flatnonzero((kind >= FIRST_COMMUNICATION_KIND) & (launch != UNKNOWN))
+    start, thread = calls["start"][launch[launched]], calls["thread"][launch[launched]]
+    bounds = np.array([(e.start, e.end, e.thread) for e in exchanges], np.int64).reshape(-1, 3)
+    exchange[launched] = find_enclosing(start, thread, *bounds.T)
+    torch_kind = np.array([_torch_kind(name) for name in names], dtype=np.uint8)[ranges["name"]]
+    rows = np.flatnonzero(torch_kind != KernelKind.COMMUNICATION)
+    inside = find_enclosing(
+        start, thread, *(ranges[column][rows] for column in ("start", "end", "thread"))
+    )
+    by_range = np.append(torch_kind[rows], np.uint8(KernelKind.COMMUNICATION))[inside]
+    by_exchange = np.array([*(e.kind for e in exchanges), KernelKind.COMMUNICATION], np.uint8)
+    for told in (by_range, by_exchange[exchange[launched]]):
+        is_open = kind[launched] == KernelKind.COMMUNICATION
+        kind[launched] = np.where(is_open, told, kind[launched])
+    return kind, exchange
+
+
+def _torch_kind(name: str) -> KernelKind:
+    match = _TORCH_RANGE.match(name)
+    if match is None:
+        return KernelKind.COMMUNICATION
+    return KernelKind.PEER if match[1] else KernelKind.COLLECTIVE
+
+
+def _operators(
+    ranges: Rows, base_ns: int, exchanges: tuple[Exchange, ...], exchange: I32, kind: U8
+) -> Operators:
+    """Make NCCL's calls operators; each points to the first kernel that its exchange launched.
+
+    The sends of an all-to-all are no sends: they do what the kernel does.
+    """
+    first_kernel = np.full(len(exchanges), UNKNOWN, dtype=np.int32)
+    launched = np.flatnonzero(exchange != UNKNOWN)[::-1]
+    first_kernel[exchange[launched]] = launched
+    does = np.array([e.kind for e in exchanges], dtype=np.uint8)
+    carried = first_kernel != UNKNOWN
+    does[carried] = kind[first_kernel[carried]]
+    # By row is by start: the ranges are sorted.
+    calls = sorted(
+        (row, operation, index)
+        for index, together in enumerate(exchanges)
+        for row, operation in together.calls
+    )
+    rows, operations, groups = np.array(calls, dtype=np.int64).reshape(-1, 3).T
+    operations = np.where(does[groups] == KernelKind.COLLECTIVE, Operation.COLLECTIVE, operations)
+    operations = np.where(does[groups] == KernelKind.COMMUNICATION, Operation.OTHER, operations)
+    called = _take(ranges, rows)
+    return build(
+        Operators,
+        len(rows),
+        **_spans(called, base_ns),
+        thread=called["thread"],
+        operation=operations,
+        kernel=first_kernel[groups],
+    )

@@ -153,7 +153,6 @@ FORMAT = Format(
     a_file="a dump of Primus's timers",
     position=35,
     in_names=("pp_rank_",),
-    sign=(_FIRST,),
     recognise=recognise,
     read=read,
 )

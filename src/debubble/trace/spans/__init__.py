@@ -108,6 +108,8 @@ def _classify(name: str) -> tuple[Op, str, int | None]:
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell it by spans that are called as passes are."""
+    if not _SIGN.match(prefix):
+        return None
     names = {name.decode("utf-8", "replace") for name in _NAMES.findall(prefix)}
     ops = [_classify(name)[0] for name in names]
     if Op.FORWARD not in ops or sum(op in PASSES for op in ops) < _FEWEST_PASSES:
@@ -293,7 +295,6 @@ FORMAT = Format(
     a_file="a Chrome trace of passes",
     position=5,
     in_names=(),
-    sign=(_SIGN,),
     recognise=recognise,
     read=read,
     one_a_rank=False,

@@ -180,6 +180,8 @@ def _stage_of(rank: int, world: int, stages: int, said: Mapping[str, str]) -> in
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell a log by lines that only such timers print, and say what can be made of it."""
+    if b"-compute" not in prefix and b"time (ms)" not in prefix:
+        return None
     printed = _gather(prefix)
     if printed.ranks > 1:
         command = f"debubble simulate --costs {file}"
@@ -223,7 +225,6 @@ FORMAT = Format(
     a_file="",
     position=45,
     in_names=(),
-    sign=(re.compile(rb"-compute"), re.compile(rb"time \(ms\)")),
     recognise=recognise,
     read=read,
     one_a_rank=False,

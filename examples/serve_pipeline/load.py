@@ -4,8 +4,7 @@ For the demo, the examples and the tests: small, seeded, and without a tokenizer
 OpenAI's completions route, streamed, and again as soon as it has its answer. Real servers have real
 generators (`vllm bench serve`, guidellm, aiperf), and `debubble tune --load` takes any of them.
 
-Needs the standard library alone:
-`python -m debubble.annexes.load URL clients=8 prompt=512 output=48`.
+`python load.py URL clients=8 prompt=512 output=48`.
 """
 
 from __future__ import annotations
@@ -239,7 +238,7 @@ def summarise(made: Sequence[Request], load: Load, start: float, end: float) -> 
         if request.output > 1
     ]
     return {
-        "label": f"debubble.annexes.load {load.prompt} in, {load.output} out, seed {load.seed}",
+        "label": f"debubble {load.prompt} in, {load.output} out, seed {load.seed}",
         "num_prompts": len(done) + len(failed),
         "request_rate": "inf",
         "max_concurrency": load.clients,
