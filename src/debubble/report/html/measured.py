@@ -188,12 +188,16 @@ def compare_report(
         f'<div class="sides">{_numbers(found)}{_memory(found)}</div>',
     ]
     if found.causes:
+        seen = [next(cause for cause in Cause if cause == part.cause) for part in found.causes]
         rows = [
-            ("before", {Cause(one.cause): one.before_fraction for one in found.causes}),
-            ("after", {Cause(one.cause): one.after_fraction for one in found.causes}),
+            (
+                "before",
+                dict(zip(seen, (part.before_fraction for part in found.causes), strict=True)),
+            ),
+            ("after", dict(zip(seen, (part.after_fraction for part in found.causes), strict=True))),
         ]
         words = "Shares of the batch, all ranks together; hatches as in the timeline."
-        body = ledger_bars(rows) + definitions([Cause(one.cause) for one in found.causes])
+        body = ledger_bars(rows) + definitions(seen)
         report.sections.append(chart_section("Where the time goes", words, body))
     _add_steps(report, sides)
     return report
