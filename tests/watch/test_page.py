@@ -146,3 +146,15 @@ def test_the_page_answers_whoever_is_on_call():
         for words in said:
             assert words in page
     assert "none is possible" in status_page(shown | {"open_alerts": []})
+
+
+def test_theory_and_causes_are_drawn():
+    shown = view()
+    trend = shown["pipelines"][0]["trends"][0]
+    trend["theory"] = [[1.0, 0.1], [2.0, 0.1]]
+    trend["causes"] = {"compute": [[1.0, 0.08], [2.0, 0.08]], "imbalance": [[2.0, 0.04]]}
+    page = status_page(shown)
+    assert "</svg> theory 10.0 %" in page
+    assert ">10.0 %</text>" in page  # the axis reaches down to it
+    assert page.count("url(#h-imbalance)") == page.count("<pattern") == 2
+    assert "</svg> imbalance" in page

@@ -54,11 +54,12 @@ if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.measure.worth import Tariff
     from debubble.plan.change import Hold
+    from debubble.plan.emitted import Emitted
     from debubble.plan.kv_cache import Cache
     from debubble.plan.order_search import OrderSearch
     from debubble.plan.request import Stated
     from debubble.report.answers.base import AnswerWarning
-    from debubble.report.answers.plan import EmitPart, PlanAnswer
+    from debubble.report.answers.plan import PlanAnswer
     from debubble.serving.question import ServerQuestion
 
 
@@ -170,7 +171,7 @@ def _place_files(
     return places_for({"--html": html, "-o": out}, force=force)
 
 
-def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> None:
+def _write_emitted(emitted: Emitted, order: Path | None, manners: Manners) -> None:
     """Print what is to be pasted, and nothing else; write the order that it needs."""
     is_order = emitted.framework == _CSV
     if not manners.as_json and not (is_order and order is not None):

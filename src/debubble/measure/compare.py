@@ -72,12 +72,11 @@ _OF_WINDOWS = (
 )
 
 
-def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
+def compare(
     before: Measurement,
     after: Measurement,
     *,
     threshold: float = DEFAULT_THRESHOLD,
-    target_batch: float | None = None,
     limit_bytes: int | None = None,
     change: str | None = None,
 ) -> Comparison:
@@ -107,7 +106,7 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
     deltas = {name: _hold(name, *pair, threshold) for name, pair in sides.items()}
     decider = deltas[decided_by]
     memory = _memory(before, after, limit_bytes)
-    impossible = (*why_not(*wanted), *_off_target(sizes, target_batch))
+    impossible = why_not(*wanted)
     if decider.change is None:
         impossible = (*impossible, f"{decided_by.replace('_', ' ')} is not known on both sides")
     verdict, because = _verdict(deltas, decider)
@@ -448,18 +447,6 @@ def why_not(before: Measurement, after: Measurement) -> tuple[str, ...]:
             f"context lengths up to {_numbers(contexts[0])} before, {_numbers(contexts[1])} after"
         )
     return tuple(reasons)
-
-
-def _off_target(sizes: tuple[float, float] | None, target_batch: float | None) -> tuple[str, ...]:
-    if target_batch is None:
-        return ()
-    if sizes is None:
-        return ("the batch is not known, and was to be stated",)
-    return tuple(
-        f"the batch {name} is {size:g} microbatches, not {target_batch:g}"
-        for name, size in zip(("before", "after"), sizes, strict=True)
-        if abs(size / target_batch - 1) > SAME_BATCH
-    )
 
 
 def setting_changes(before: Measurement, after: Measurement) -> tuple[Difference, ...]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from debubble.analysis import Analysis
-from debubble.errors import UsageError
 from debubble.measure.worth import Rates, Tariff, Worth
-from debubble.plan.emit import emit_serving
+from debubble.plan.emitted import Emitted, emit_best_setting
 from debubble.plan.plan import WORTH_A_TRY
-from debubble.plan.serving import ServingSetting
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
-from debubble.report.answers.plan import EmitPart
 from debubble.report.answers.serving import answer_scheduler
 from debubble.serving.plan import WITHOUT_PROFILER, ServerModel, ServerOption, plan_server
 from debubble.serving.question import ServerQuestion
@@ -99,7 +96,7 @@ class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
     """All figures are under the profiler: nothing tells what it costs."""
     options: list[ServerOptionPart]
     recommended: int | None
-    emitted: EmitPart | None
+    emitted: Emitted | None
     assumptions: list[str]
     verdict: str
     warnings: list[AnswerWarning]
@@ -143,7 +140,7 @@ def answer_server_plan(
     return ServerPlanAnswer(
         **_common(analysis, model, options, tariff),
         recommended=best,
-        emitted=None if emit_for is None else _emit(model, options, emit_for),
+        emitted=None if emit_for is None else emit_best_setting(model, options, emit_for),
         verdict=verdict,
     )
 
@@ -290,35 +287,3 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
     )
     found.append("requests that end are followed by others at once: a closed loop")
     return found + engine
-
-
-def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) -> EmitPart:
-    """Write the best setting that gains and that an engine can be told."""
-    reason = ""
-    gains = [option for option in options if option.verdict in {"yes", "maybe"} and option.gain > 0]
-    for option in gains:
-        setting = option.setting
-        if option.kinds == ("hop",):
-            reason = reason or "no engine can be told to repair a hop"
-            continue
-        layers = setting.layers or model.costs.layers
-        told = ServingSetting(
-            stages=model.costs.stages,
-            layers=layers if "split" in option.kinds else None,
-            in_flight=setting.in_flight if "in_flight" in option.kinds else None,
-            chunk=setting.chunk if "chunk" in option.kinds else None,
-            requests_a_batch=setting.requests_a_batch if "requests" in option.kinds else None,
-            answers_a_batch=-(-model.traffic.clients // setting.in_flight),
-        )
-        try:
-            text = emit_serving(engine, told)
-        except UsageError as error:
-            reason = reason or error.message
-            continue
-        return EmitPart(
-            framework=engine,
-            option=options.index(option),
-            text=text,
-            reason=reason,
-        )
-    return EmitPart(framework=engine, reason=reason or "no option gains")
