@@ -36,9 +36,9 @@ THEORY, CAUSE = "theory", "cause/"
 _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
-_ORPHAN_POLL_S = 1.0
-# An alarm that rings in a destructor is swallowed there: it rings again.
-_AGAIN_S = 1.0
+# Between two looks for the service; and between two alarms, for one that rings in a destructor is
+# swallowed there.
+_LOOK_S = 1.0
 # Clocks that count from a machine's start are younger than those that count from 1970.
 _CALENDAR_S = 1e9
 
@@ -152,7 +152,7 @@ def analyse(task: Task) -> Outcome:
         raise _TooLate
 
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _AGAIN_S)
+    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _LOOK_S)
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
@@ -327,7 +327,7 @@ def prepare_worker(service: int) -> None:
 
     def end_when_orphaned() -> None:
         while os.getppid() == service:
-            time.sleep(_ORPHAN_POLL_S)
+            time.sleep(_LOOK_S)
         os._exit(1)
 
     threading.Thread(target=end_when_orphaned, daemon=True).start()
