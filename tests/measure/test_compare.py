@@ -145,12 +145,6 @@ def test_where_one_side_timed_none_both_are_profiled_and_that_is_said():
     assert "only before has unprofiled times: both sides are profiled" in found.notes
 
 
-def test_one_step_a_side_says_nothing():
-    found = compare(sampled(SAME[:1]), sampled([0.1]))
-    assert (found.verdict, found.confidence) == (Verdict.NO_CLEAR_CHANGE, Confidence.INDICATIVE)
-    assert found.needed is None
-
-
 def test_an_even_split_is_told_from_an_uneven_one(recorded_data):
     found = compare(
         measured(recorded_data / "1f1b_m8_split3337"), measured(recorded_data / "1f1b_m8")
