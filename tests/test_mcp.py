@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 
 import pytest
 from support.requirements import need_package
@@ -134,23 +133,6 @@ def test_hostile_lines_are_answered_and_the_next_one_as_well():
     assert not complaint
 
 
-@pytest.mark.slow
-def test_a_client_that_is_gone_ends_the_server_without_a_word():
-    with subprocess.Popen(
-        [sys.executable, "-m", "debubble", "mcp", str(H200)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as server:
-        server.stdin.write(b"\n".join((*HANDSHAKE, b"")))
-        server.stdin.flush()
-        assert b"debubble" in server.stdout.readline()
-        server.stdout.close()
-        server.stdin.write(b'{"jsonrpc":"2.0","id":1,"method":"ping"}\n')
-        server.stdin.close()
-        assert (server.wait(timeout=60), server.stderr.read()) == (0, b"")
-
-
 def talk(tools, talking):
     """Let the official client talk to the tools, in this process."""
 
@@ -159,33 +141,6 @@ def talk(tools, talking):
             return await talking(client)
 
     return asyncio.run(connect())
-
-
-def test_calls_run_one_after_the_other_and_tools_are_listed_meanwhile(tools, monkeypatch):
-    order, reading, release = [], threading.Event(), threading.Event()
-    answer = tools.call("inspect", {"traces": [RUN]})
-
-    def slow(name, _arguments):
-        order.append(f"{name} begins")
-        reading.set()
-        assert release.wait(timeout=60)
-        order.append(f"{name} ends")
-        return answer
-
-    async def talking(client):
-        calls = [
-            asyncio.ensure_future(client.call_tool(name, {"traces": [RUN]}))
-            for name in ("find", "plan")
-        ]
-        await asyncio.to_thread(reading.wait)
-        await client.list_tools()
-        order.append("tools are listed")
-        release.set()
-        await asyncio.gather(*calls)
-
-    monkeypatch.setattr(tools, "call", slow)
-    talk(tools, talking)
-    assert order == ["find begins", "tools are listed", "find ends", "plan begins", "plan ends"]
 
 
 def test_an_unknown_tool_is_refused_with_the_names_there_are(tools):
@@ -276,3 +231,15 @@ def test_a_run_is_the_same_through_the_server_and_not(served):
     wrong, told = call(Tools(Folders([served])), "compare", before=["run"], after=[str(served)])
     assert not wrong
     assert told["verdict"] == "no_clear_change"
+
+
+def test_a_schedule_is_a_name_and_no_file(tools):
+    wrong, told = call(tools, "simulate", traces=[RUN], schedule="/etc/passwd")
+    assert wrong
+    assert told["error"]["message"] == "there is no schedule '/etc/passwd'"
+
+
+def test_a_pipe_that_nobody_writes_to_is_refused(served):
+    os.mkfifo(served / "run" / "rank7.json")
+    with pytest.raises(UsageError, match="leads out"):
+        Folders([served]).place("run")

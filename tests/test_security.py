@@ -27,7 +27,6 @@ CONNECTING = {
 MAY_CONNECT = {
     "annexes/meter/trigger.py",
     "capture/fetch.py",
-    "cli/viewer.py",
     "links/__main__.py",
 }
 RUNNING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "joblib"}

@@ -116,7 +116,6 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
     after: Analysis | Places,
     *,
     threshold: float = DEFAULT_THRESHOLD,
-    target_batch: float | None = None,
     limit_bytes: int | None = None,
     predicted: PlanAnswer | None = None,
     change: str | None = None,
@@ -133,7 +132,6 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
         runs[1].measurement,
         change=change,
         threshold=threshold,
-        target_batch=target_batch,
         limit_bytes=limit_bytes,
     )
     gaps = dict.fromkeys(gap for run in runs for gap in run.measured_warnings)

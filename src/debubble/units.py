@@ -37,6 +37,7 @@ _Number = TypeVar("_Number", int, float)
 UNKNOWN = "–"
 
 NS_PER_S = 1_000_000_000
+NS_PER_MS = 1_000_000
 NS_PER_US = 1_000
 
 # A number without a unit, as a pattern. Floats hold what has two digits of exponent and 64 in all.
@@ -47,7 +48,7 @@ _PERIOD = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h|d)\s*$")
 _PRICE = re.compile(r"^\s*([$€£¥]|[A-Z]{3})?\s*([0-9]{0,9}\.?[0-9]{1,9})\s*([$€£¥]|[A-Z]{3})?\s*$")
 _LENGTH = re.compile(r"^(\d{1,9})(?::([0-9]{0,9}\.?[0-9]{1,9}))?$")
 _S_PER = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": 1_000_000, "s": NS_PER_S}
+_NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 

@@ -1,14 +1,12 @@
-"""`find --json`: every field is there, documented, and adds up."""
+"""`find --json`: what it says adds up, and what is null has a reason."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from support.services.console import REPOSITORY
 from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
@@ -20,29 +18,6 @@ from debubble.report.find import find_page
 from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.units import show_bytes, show_price
 
-FIELDS = {
-    "run": "capture captures kind pipelines ranks stages chunks microbatches schedule framework "
-    "stated steps "
-    "devices clock_uncertainty_s missing_ranks partial one_run steps_inferred steps_left_out",
-    "ledger": "total_s steps middle_steps causes shares culprits ranks late_in_collectives",
-    "replay": "batch_latency_s error_fraction",
-    "numbers": "bubble_fraction batch_latency_s step_time_s peak_memory_bytes microbatches_per_s "
-    "tokens_per_s unprofiled_batch_latency_s",
-    "theory": "bubble_fraction schedule_bubble_fraction",
-    "utilisation": "apparent_fraction useful_fraction ranks",
-    "shape": "jagged_fraction where median_wait_s waits",
-}
-ROWS = {
-    "stages": "stage rank layers layer_s passes",
-    "memory": "rank static_bytes per_microbatch_bytes transient_bytes peak_bytes "
-    "passes_peak_bytes between_peak_bytes peak_reserved_bytes most_in_flight limit_bytes "
-    "job_peak_bytes free_bytes other_bytes",
-    "savings": "cause causes batch_latency_s saved_s saved_fraction worth",
-    "named": "cause rank stage hop saved_s culprit_saved_s sentence",
-    "hops": "from_rank to_rank from_stage to_stage stages bytes wire_s wait_s n buffered_fraction "
-    "bytes_per_s expected_bytes_per_s times_expected verdict times cost_per_batch_s",
-}
-
 
 @pytest.fixture(scope="module", params=["1f1b_p3_m7", "fwd_closed_m4"])
 def data(request):
@@ -51,23 +26,6 @@ def data(request):
 
 def answer_of(name, **asked):
     return answer_find(Analysis(measure_run(read_recording(H200 / name), Question(**asked))))
-
-
-def test_every_field_of_the_design_is_there(data):
-    for name, fields in FIELDS.items():
-        assert set(data[name]) == set(fields.split())
-    for name, fields in ROWS.items():
-        assert data[name]
-        assert all(set(row) == set(fields.split()) for row in data[name])
-    assert set(data["hops"][0]["wire_s"]) == {"median", "p95", "n"}
-    assert set(data["hops"][0]["wait_s"]) == {"median", "p95"}
-
-
-def test_every_field_is_documented(data):
-    page = (REPOSITORY / "docs" / "reference" / "json.md").read_text("utf-8")
-    known = set(re.findall(r"\w+", page.partition("## debubble.find/1")[2]))
-    nested = [field for part in (FIELDS | ROWS).values() for field in part.split()]
-    assert {*data, *nested} - {"schema"} <= known
 
 
 def test_the_shares_of_the_ranks_make_those_of_the_pipeline(data):
@@ -125,20 +83,6 @@ def test_headline_and_table_are_of_the_same_steps(data):
     assert shares["compute"] == pytest.approx(1 - data["numbers"]["bubble_fraction"], abs=0.003)
     for rank in data["ledger"]["ranks"]:
         assert sum(rank["shares"].values()) == pytest.approx(1.0, abs=1e-9)
-
-
-def test_all_savings_are_of_the_batch_that_is_printed_and_the_largest_come_first(data):
-    batch = data["numbers"]["batch_latency_s"]
-    for saving in data["savings"]:
-        assert saving["batch_latency_s"] + saving["saved_s"] == pytest.approx(batch, abs=1e-9)
-    saved = [saving["saved_s"] for saving in data["savings"]]
-    assert saved == sorted(saved, reverse=True)
-
-
-def test_an_answer_is_what_its_schema_says(data):
-    schema = msgspec.json.schema(FindAnswer)
-    assert msgspec.convert(data, FindAnswer).to_dict() == data
-    assert set(schema["$defs"]["FindAnswer"]["properties"]) == set(data)
 
 
 def test_bubble_ledger_and_savings_are_tables_in_three_lines():

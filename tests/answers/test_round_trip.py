@@ -7,12 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.measurements import sampled
+from support.traces.read_once import analyse_recording
+from support.traces.recordings import H200
 
+import debubble
 from debubble.errors import Code, Gap
 from debubble.links.live import HopTestResult, RankSite, Rung, judge_measured, times_of
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import read_log
 from debubble.measure.store import Record
+from debubble.plan.kv_cache import Cache
 from debubble.report.answers.compare import HistoryAnswer, answer_history
 from debubble.report.answers.link_tests import LiveAnswer, LogsAnswer, answer_live, answer_logs
 
@@ -53,6 +57,24 @@ def test_an_answer_about_a_live_test():
     assert isinstance(answer, LiveAnswer)
     assert read_back(answer) == answer
     assert [hop.bytes for hop in answer.hops] == [1000, 1000]
+
+
+@pytest.mark.parametrize("name", ["1f1b_p3_m7", "fwd_closed_m4"])
+def test_an_answer_about_a_run(name):
+    run = analyse_recording(H200 / name)
+    cache = Cache(token_layer_bytes=4096.0) if name == "fwd_closed_m4" else None
+    answers = (
+        debubble.find(run),
+        debubble.links(run),
+        debubble.plan(run, tokens="2x", cache=cache, emit="torch"),
+        debubble.simulate(run, microbatches=14),
+        debubble.compare(run, run),
+    )
+    for answer in answers:
+        data = read_back(answer).to_dict()
+        assert data == answer.to_dict()
+        schema = msgspec.json.schema(type(answer))
+        assert [*data] == [*schema["$defs"][type(answer).__name__]["properties"]]
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -23,12 +23,6 @@ def test_a_run_that_was_named_and_not_read_is_a_warning(tmp_path, verb):
     assert type_command(f"debubble {verb} {TWO} --strict", tmp_path).code == 2
 
 
-def test_the_one_that_was_chosen_needs_no_warning(tmp_path):
-    answer = type_command(f"debubble find {TWO} --capture 1f1b_p2_m4 --strict", tmp_path)
-    assert answer.code == 0
-    assert "captures" not in answer.text
-
-
 @pytest.mark.parametrize("verb", ["find", "plan"])
 def test_of_captures_over_time_the_newest_is_read_and_named(tmp_path, verb):
     for number in (9, 10):
@@ -37,13 +31,6 @@ def test_of_captures_over_time_the_newest_is_read_and_named(tmp_path, verb):
     assert answer.code == 0
     assert "read: iteration_10, of 2 captures here; --capture NAME reads another" in answer.text
     assert "captures here" not in type_command(f"debubble {verb} run -q", tmp_path).text
-
-
-def test_programs_are_told_too(tmp_path):
-    data = json.loads(type_command(f"debubble find {TWO} --json -q", tmp_path).text)
-    assert data["run"]["capture"] == "1f1b_p3_m7"
-    assert data["run"]["captures"] == ["1f1b_p2_m4", "1f1b_p3_m7"]
-    assert "several_runs" in [gap["code"] for gap in data["warnings"]]
 
 
 @pytest.mark.parametrize("name", ["out.json", "rank7.json.gz"])

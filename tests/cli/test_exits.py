@@ -63,22 +63,6 @@ def test_a_terminal_without_the_letters_gets_others():
     assert b"0 ? 1" in ended.stdout
 
 
-def test_a_folder_is_no_place_for_a_report(tmp_path):
-    for flag in ("--html", "--svg", "--perfetto"):
-        answer = type_command(f"debubble find {RUN} {flag} . --force", tmp_path)
-        assert answer.text == "error: . is a folder\n\nhint: give the name of a file\n"
-        assert answer.code == 2
-
-
-def test_a_size_beyond_all_numbers_is_named(tmp_path):
-    log = json.loads((H200.parent / "links" / "sendrecv_2ranks.json").read_text())
-    log["results"][0]["size"] = 10**400
-    (tmp_path / "log.json").write_text(json.dumps(log))
-    answer = type_command("debubble links log.json", tmp_path)
-    assert answer.text.startswith("error: log.json: result 0: 'size' is no number")
-    assert answer.code == 2
-
-
 def fail(error, monkeypatch):
     def main(**_settings):
         raise error
@@ -135,8 +119,3 @@ def test_whatever_goes_wrong_a_program_is_told_in_json(raised, code, monkeypatch
         debubble.cli.main(["find", "x", "--json=brief"])
     told = json.loads(capsys.readouterr().out)
     assert (told["schema"], told["error"]["code"]) == ("debubble.error/1", code)
-
-
-def test_words_of_a_command_of_the_users_ask_for_no_json():
-    assert debubble.cli.asks_for_json(["find", "x", "--json=brief"])
-    assert not debubble.cli.asks_for_json(["capture", "--", "train.py", "--json"])

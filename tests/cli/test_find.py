@@ -7,7 +7,7 @@ import json
 
 import pytest
 from support.services.console import type_command
-from support.traces.kineto_events import document, kernel, operator, send, write
+from support.traces.kineto_events import document, kernel, operator, write
 from support.traces.recordings import H200
 
 
@@ -76,28 +76,12 @@ def test_a_file_that_ends_before_its_kernels_makes_its_rank_missing(tmp_path):
     assert data["run"]["missing_ranks"] == [2]
 
 
-def test_a_lone_rank_that_is_cut_off_is_read_in_part_with_all_that_is_wrong_with_it(tmp_path):
-    whole = (H200 / "1f1b_p2_m4" / "rank0.json.gz").read_bytes()
-    (tmp_path / "rank0.json.gz").write_bytes(whole[: len(whole) * 6 // 10])
-    answer = type_command("debubble find .", tmp_path)
-    assert answer.code == 0
-    assert answer.text.startswith("In part, with no trace of rank 1: ")
-    assert "rank0.json.gz: truncated gzip data; " in answer.text
-    assert "none of its messages has a kernel" in answer.text
-    assert "figures are of the part" in answer.text
-
-
 def test_theory_is_not_claimed_when_the_pipeline_may_go_on_beyond_the_traces(tmp_path):
     files = [f"tests/data/h200/1f1b_p3_m7/rank{rank}.json.gz" for rank in (0, 1)]
     answer = type_command(f"debubble find {' '.join(files)} --json", tmp_path)
     data = json.loads(answer.text)
     assert data["run"]["partial"] is True
     assert data["theory"] == {"bubble_fraction": None, "schedule_bubble_fraction": None}
-
-
-def test_one_message_alone_invents_no_stages(tmp_path):
-    write(tmp_path / "rank0.json", document([send(to=1), kernel()], rank=0, world=2))
-    assert type_command("debubble find .", tmp_path).code == 0
 
 
 def rewritten(folder, name, change=None, keep=None):
@@ -158,13 +142,6 @@ def cut_short(events):
     return [one for one in events if one not in on_device or one["ts"] + one["dur"] < end]
 
 
-def only_first_step(events):
-    """Leave one mark: the steps after it are not marked, and not there."""
-    mark = next(one for one in events if one.get("name") == "ProfilerStep#2" and one["tid"] > 100)
-    end = mark["ts"] + mark["dur"]
-    return [one for one in events if one.get("ts", 0) < end and one.get("ph") != "M"]
-
-
 @pytest.mark.slow
 def test_a_step_that_the_capture_cuts_is_left_out_and_named(tmp_path):
     rewritten(tmp_path, "1f1b_p2_m4", cut_short)
@@ -176,16 +153,6 @@ def test_a_step_that_the_capture_cuts_is_left_out_and_named(tmp_path):
     answer = type_command("debubble find . --step 3", tmp_path)
     assert answer.text.startswith("In part, of a step that the capture cuts: ranks wait")
     assert type_command("debubble find . --strict", tmp_path).code == 2
-
-
-@pytest.mark.slow
-def test_where_no_step_is_whole_the_answer_is_partial(tmp_path):
-    rewritten(tmp_path, "1f1b_p2_m4", lambda events: cut_short(only_first_step(events)))
-    data, codes = codes_of(tmp_path)
-    assert codes == ["cut_steps"]
-    assert data["run"]["partial"] is True
-    assert data["theory"]["bubble_fraction"] is None
-    assert 0 < data["numbers"]["bubble_fraction"] < 1
 
 
 def test_an_order_of_ones_own_is_stated_as_a_file_and_answered_as_data(tmp_path):
@@ -222,13 +189,6 @@ def test_a_statement_that_the_run_contradicts_is_answered_as_data(tmp_path):
     assert [(one["code"], one["rank"]) for one in data["warnings"]] == [("schedule_differs", 0)]
     assert data["theory"]["bubble_fraction"] is None
     assert data["theory"]["schedule_bubble_fraction"] < 0.1
-
-
-def test_a_cell_that_is_no_action_is_named_by_file_line_and_cell(tmp_path):
-    (tmp_path / "own.csv").write_text("0F0,0B0\n1F0,oops\n")
-    answer = type_command("debubble find tests/data/h200/1f1b_p2_m4 --schedule own.csv", tmp_path)
-    assert answer.code == 2
-    assert answer.text.startswith("error: own.csv: line 2, cell 2: 'oops' is no action\n\nhint: ")
 
 
 def test_chunks_alone_state_nothing(tmp_path):

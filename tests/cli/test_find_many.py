@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from support.services.console import type_command
 from support.simulator.analysis import setup_of
@@ -32,22 +30,6 @@ def test_the_answer_is_one_screen_and_names_what_stands_out(many):
     stages = [line.split()[0] for line in text.splitlines() if " ± " in line]
     assert str(SLOW_STAGE) in stages
     assert "16 others" in text or "17 others" in text
-
-
-@pytest.mark.slow
-def test_all_of_it_is_in_the_data(many):
-    data = json.loads(type_command("debubble find . --json", many).text)
-    assert [len(ranks) for ranks in data["run"]["pipelines"]] == [RANKS] * REPLICAS
-    assert data["replicas"]["slowest"] == 3
-    assert len(data["stages"]) == RANKS
-
-
-@pytest.mark.slow
-def test_other_verbs_take_the_pipeline_that_waits_most(many):
-    simulated = type_command("debubble simulate . --microbatches 8 --json", many)
-    assert simulated.code == 0, simulated.text
-    linked = json.loads(type_command("debubble links . --json", many).text)
-    assert {hop["from_rank"] % REPLICAS for hop in linked["hops"]} == {3}
 
 
 @pytest.mark.slow

@@ -29,24 +29,9 @@ def test_the_replica_that_drags_is_named_with_its_reason_and_cost(dragged):
     assert "4 of 4" in answer.text
 
 
-def test_the_same_as_data(dragged):
-    found = json.loads(type_command("debubble find . --json", dragged).text)["replicas"]
-    assert (found["verdict"], found["slowest"], found["why"]["stage"]) == ("drags", 3, 1)
-    assert found["saved_s"] == pytest.approx(0.024, rel=0.1)
-    assert [one["ranks"] for one in found["replicas"]] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert found["replicas"][3]["last_steps"] == 4
-
-
 def test_equal_replicas_are_said_to_be_equal(tmp_path):
     write_replicas(tmp_path, replicas_of(BASE, 2).play())
     assert "- No replica drags the others: " in type_command("debubble find .", tmp_path).text
-
-
-def test_one_pipeline_alone_has_no_replicas(dragged):
-    answer = type_command("debubble find . --pipeline 0", dragged)
-    assert "drags" not in answer.text
-    data = json.loads(type_command("debubble find . --pipeline 0 --json", dragged).text)
-    assert data["replicas"] is None
 
 
 def test_missing_replicas_are_said(tmp_path):

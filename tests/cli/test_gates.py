@@ -28,11 +28,6 @@ def test_a_bubble_that_cannot_be_told_does_not_pass(known):
         judge_bubbles([replace(known, bubble_fraction=None)], 0.2)
 
 
-def test_a_bubble_of_parts_of_steps_does_not_pass(known):
-    with pytest.raises(GateError, match="of parts of steps"):
-        judge_bubbles([replace(known, cut=True)], 0.9)
-
-
 def test_one_pipeline_over_the_limit_closes_the_gate_whatever_the_others_are(known):
     other = replace(known, pipeline=1, bubble_fraction=None)
     with pytest.raises(click.exceptions.Exit) as closed:
@@ -175,17 +170,6 @@ def test_hops_are_not_held_against_those_of_damaged_traces(tmp_path, of_damage):
     words = "debubble links tests/data/h200/fwd_closed_m4 --history earlier.json"
     answer = type_command(words, tmp_path)
     assert "earlier.json: an answer with doubtful messages: rank 2" in answer.text
-    assert answer.code == 2
-
-
-def test_the_hops_of_a_part_of_a_pipeline_do_not_pass(tmp_path):
-    (tmp_path / "part").mkdir()
-    for rank in (0, 1, 3):
-        file = H200 / "fwd_closed_m4" / f"rank{rank}.json.gz"
-        (tmp_path / "part" / file.name).write_bytes(file.read_bytes())
-    answer = type_command("debubble links part --fail-on slow --class sockets", tmp_path)
-    assert "1 hop healthy" in answer.text
-    assert "--fail-on slow cannot be judged: no trace of rank 2" in answer.text
     assert answer.code == 2
 
 

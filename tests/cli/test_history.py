@@ -48,16 +48,6 @@ def test_an_empty_history_says_how_to_begin(tmp_path):
     assert "next: debubble history add TRACES --name NAME" in found.text
 
 
-@pytest.mark.slow
-def test_the_record_fits_80_columns_and_has_tags_only_where_there_are_some(tmp_path):
-    answer = type_command(f"debubble history add {RUN} --name base {STORE}", tmp_path)
-    assert answer.code == 0
-    listed = type_command(f"debubble history {STORE}", tmp_path).text
-    assert max(map(len, listed.splitlines())) <= 80
-    assert "tags" not in listed
-    assert listed.count("25.2 %") == 1
-
-
 def test_a_name_that_is_nowhere_is_an_error(tmp_path):
     found = type_command(f"debubble compare base tuned {STORE}", tmp_path)
     assert found.code == 2
@@ -65,12 +55,6 @@ def test_a_name_that_is_nowhere_is_an_error(tmp_path):
     found = type_command(f"debubble history show base {STORE}", tmp_path)
     assert found.code == 2
     assert "nothing in the history is called 'base'" in found.text
-
-
-def test_a_tag_without_a_value_is_refused(tmp_path):
-    found = type_command(f"debubble history add {RUN} --name a --tag commit {STORE}", tmp_path)
-    assert found.code == 2
-    assert "'commit' is no tag" in found.text
 
 
 @pytest.mark.slow

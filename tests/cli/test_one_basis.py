@@ -196,19 +196,3 @@ def test_a_latency_that_is_stated_is_unprofiled(tmp_path):
     data = json.loads(type_command(f"debubble {PLAN} --latency 700ms --json", tmp_path).text)
     assert (data["basis"], data["baseline"]["numbers"]["batch_latency_s"]) == ("unprofiled", 0.7)
     assert data["baseline"]["without_profiler"] is None
-
-
-def test_a_record_of_both_kinds_tells_them_apart(tmp_path):
-    store = f"--store sqlite:///{tmp_path}/h.db"
-    for name, run in (("timed", DEMO / "before"), ("traced", H200 / "1f1b_p2_m4")):
-        type_command(f"debubble history add {run} --name {name} {store}", tmp_path)
-    text = type_command(f"debubble history {store}", tmp_path).text
-    assert "719 ms *" in text
-    assert "121 ms *" not in text
-    assert "times: profiled, * unprofiled" in text
-
-
-@pytest.mark.parametrize("verb", ["find", "plan", "links"])
-def test_what_a_jobs_own_timers_wrote_is_unprofiled(verb, tmp_path):
-    words = f"debubble {verb} {DATA / 'formats' / 'slow_device.csv'}"
-    assert "times: unprofiled" in type_command(words, tmp_path).text

@@ -35,12 +35,6 @@ def test_it_is_refused(words, error, tmp_path):
     assert code == 2
 
 
-def test_what_is_said_of_a_pair_goes_before_what_is_said_of_all(tmp_path):
-    words = f"links {LOG} --class 0:1=sockets --class nvlink4"
-    assert said(words, tmp_path) == said(f"links {LOG} --class sockets", tmp_path)
-    assert said(f"{words} --class 1:0=sockets", tmp_path)[0] == 0
-
-
 def test_layers_unlike_those_of_the_kernels_are_a_warning(tmp_path):
     words = f"simulate {H200}/fwd_closed_m4 --layers"
     code, text = said(f"{words} 5,3,4,4", tmp_path)
@@ -58,17 +52,6 @@ def test_numbers_may_have_an_exponent(tmp_path):
     assert (code, text[:18]) == (2, "error: '1e400' is ")
     code, text = said("simulate --stages 4 --microbatches 8 --transfer 1e30", tmp_path)
     assert (code, text[:34]) == (2, "error: a value of --transfer is to")
-
-
-def test_a_folder_that_is_not_there_is_named_by_the_check(tmp_path):
-    (tmp_path / "there").mkdir()
-    places = {"a": tmp_path / "none", "b": tmp_path / "there", "c": "s3://bucket/none"}
-    (tmp_path / "watch.toml").write_text(
-        "".join(f'[[source]]\nname = "{name}"\nfolder = "{places[name]}"\n' for name in places)
-    )
-    code, text = said("watch --config watch.toml --check", tmp_path)
-    assert text.endswith(f"warning: a: there is no folder {places['a']}\n")
-    assert (code, text.count("warning:")) == (0, 1)
 
 
 def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):

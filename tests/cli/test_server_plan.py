@@ -38,13 +38,6 @@ def test_plan_names_the_even_split_first_and_says_that_the_profiler_ran(ask):
     assert any("profiler" in said for said in answer["assumptions"])
 
 
-def test_plan_prints_what_is_pasted_and_nothing_else(ask):
-    code, out, err = ask("plan", DATA / "u3337", "--emit", "vllm")
-    assert code == 0, err
-    assert 'VLLM_PP_LAYER_PARTITION="4,4,4,4"' in out
-    assert "tokens/s out" not in out
-
-
 def test_simulate_takes_a_mix_of_lengths_and_a_cache(ask):
     code, out, err = ask(
         "simulate", DATA / "k4", "--tokens", "512:0.8,2048:0.2", "--kv-tokens", "20000", "--json"
@@ -65,12 +58,6 @@ def test_what_is_stated_of_the_number_in_flight_is_held_against_the_capture(ask,
     assert "3 batches in flight cannot be: the captures show 4 when one enters" in err
 
 
-def test_a_split_of_other_layers_is_refused(ask):
-    code, _, err = ask("simulate", DATA / "k4", "--split", "5,5,5,5")
-    assert code == 2
-    assert "no split of this server's layers" in err
-
-
 @pytest.mark.parametrize(
     ("verb", "flag"),
     [
@@ -85,12 +72,6 @@ def test_flags_of_servers_are_refused_for_runs_with_steps(ask, verb, flag):
     code, _, err = ask(verb, run, flag, "2")
     assert code == 2
     assert "about a server" in err
-
-
-def test_more_batches_in_flight_than_requests_are_refused(ask):
-    code, _, err = ask("simulate", DATA / "k4", "--in-flight", 1_000_000)
-    assert code == 2
-    assert "32 requests at once do not fill 1,000,000 batches in flight" in err
 
 
 @pytest.mark.parametrize(
@@ -175,16 +156,6 @@ def test_a_servers_plan_is_drawn_with_the_causes_of_its_waits(ask, tmp_path):
     waits = shown["views"][0]["waits"]
     assert sum(waits["counts"]) > 10
     assert any(name.startswith("host of rank") for name in waits["names"])
-
-
-def test_a_servers_page_says_where_its_time_goes(ask, tmp_path):
-    code, out, err = ask("find", DATA / "u3337", "--html", tmp_path / "find.html")
-    assert code == 0, err
-    text = (tmp_path / "find.html").read_text("utf-8")
-    for heading in ("What to do first", "Where the time goes", "What it would buy"):
-        assert f"<h2>{heading}</h2>" in text
-    assert "Waits have no causes here" not in text
-    assert f"next: debubble plan {DATA / 'u3337'}" in out
 
 
 def test_the_longest_stage_sets_the_pace_of_a_pipeline_that_serves(ask):

@@ -46,11 +46,6 @@ def test_times_give_seconds_and_plain_numbers_give_units(tmp_path):
     assert plain["theory"]["bubble_fraction"] == pytest.approx(3 / 11)
 
 
-def test_fewer_microbatches_than_ranks_can_be_simulated(tmp_path):
-    data = data_of("--stages 8 --microbatches 2 --schedule 1f1b", tmp_path)
-    assert data["numbers"]["bubble_fraction"] == pytest.approx(7 / 9)
-
-
 def test_stages_and_hops_may_each_have_their_own_cost(tmp_path):
     words = "--stages 3 --microbatches 2 --schedule forward-only --forward 1,2,3 --transfer 4,0"
     data = data_of(words, tmp_path)

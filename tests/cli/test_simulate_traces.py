@@ -50,28 +50,6 @@ def test_a_run_as_it_is_is_simulated_and_held_against_itself(tmp_path):
     assert data["verdict"].startswith("Simulated as it is, a batch takes 18")
 
 
-def test_saying_what_is_so_already_changes_nothing(tmp_path):
-    plain = data_of(TRAINING, tmp_path)
-    words = "--schedule 1f1b --split 3,5,4 --microbatches 7 --overlap off --tokens 1x"
-    assert data_of(f"{TRAINING} {words}", tmp_path) == plain
-
-
-def test_several_changes_go_together(tmp_path):
-    words = "--split 4,4,4 --microbatches 14 --schedule zb-h1 --tokens-measured 1024"
-    data = data_of(f"{TRAINING} {words}", tmp_path)
-    assert data["given"]["change"] == {
-        "microbatches": 14, "hold": "microbatch", "split": [4, 4, 4], "schedule": "zb-h1",
-    }  # fmt: skip
-    assert data["given"]["split"] == [4, 4, 4]
-    assert data["theory"]["bubble_fraction"] == pytest.approx(2 / 16)
-    assert data["theory"]["schedule_bubble_fraction"] < 2 / 16
-    assert data["throughput_gain_fraction"] > 0.2
-    numbers = data["numbers"]
-    assert numbers["tokens_per_s"] == pytest.approx(1024 * numbers["microbatches_per_s"])
-    said = "W takes 54 % of B, as this run shows it, and both 5 % more apart"
-    assert said in data["assumptions"]
-
-
 def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
     (tmp_path / "mine.csv").write_text(format_order(order_of("zb-h1", 3, 7)), "utf-8")
     mine = data_of(f"{TRAINING} --schedule mine.csv", tmp_path)
@@ -84,42 +62,6 @@ def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
     (tmp_path / "wide.csv").write_text(format_order(order_of("zb-h1", 4, 7)), "utf-8")
     refused = simulate(f"{TRAINING} --schedule wide.csv", tmp_path)
     assert "the order is for 4 ranks" in refused.text
-
-
-def test_the_same_batch_in_more_microbatches_adds_to_gradients_more_often(tmp_path):
-    data = data_of(f"{TRAINING} --microbatches 14 --hold batch", tmp_path)
-    now = data_of(TRAINING, tmp_path)
-    half = data["given"]["passes"]["B"][1] / now["given"]["passes"]["B"][1]
-    assert 0.5 < half < 0.65
-    # Of a forward pass a little stays with half the tokens.
-    assert data["given"]["passes"]["F"][1] / now["given"]["passes"]["F"][1] == pytest.approx(
-        0.04 + 0.96 / 2, abs=0.01
-    )
-    assert "adding to gradients takes as long with any number of tokens" in data["assumptions"]
-
-
-def test_a_slow_hop_takes_longer_and_a_quick_one_does_not(tmp_path):
-    now = data_of(FORWARD, tmp_path)
-    slow = data_of(f"{FORWARD} --hop 1:2=800MB/s", tmp_path)
-    # Four messages of 8 MiB, 10.5 ms each, one after the other.
-    assert latency(slow) - latency(now) > 3 * 0.0104 - 4 * 0.0065
-    assert slow["given"]["change"] == {"hops": ["1:2=800MB/s"]}
-    quick = data_of(f"{FORWARD} --hop 0:1=100GB/s --hop 1:2=100GB/s --hop 2:3=100GB/s", tmp_path)
-    assert latency(quick) < latency(now)
-
-
-def test_memory_over_the_limit_is_said(tmp_path):
-    answer = simulate(f"{TRAINING} --split 2,8,2 --memory-limit 4GiB", tmp_path)
-    assert "Rank 1 does not fit: " in answer.text
-    assert (
-        data_of(f"{TRAINING} --split 2,8,2 --memory-limit 4GiB", tmp_path)["fits_memory"] is False
-    )
-
-
-def test_a_drawing_is_as_long_as_the_answer(tmp_path):
-    answer = simulate(f"{FORWARD} --microbatches 2 --timeline", tmp_path)
-    assert "rank 3 ··" in answer.text
-    assert answer.text.rstrip().endswith(f"next: debubble plan {FORWARD}")
 
 
 @pytest.mark.slow

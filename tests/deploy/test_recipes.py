@@ -182,30 +182,6 @@ def test_a_configuration_is_read_by_the_service_itself(name, text, tmp_path):
     assert tomllib.loads(text)["store"].startswith("sqlite:////var/lib/debubble/")
 
 
-@pytest.mark.slow
-def test_kustomize_renders_a_service_that_its_monitor_finds():
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("there is no kubectl here")
-    done = subprocess.run(
-        [kubectl, "kustomize", str(DEPLOY / "kubernetes" / "watch")],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    kinds = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
-    service, monitor, pods = kinds["Service"], kinds["ServiceMonitor"], kinds["Deployment"]["spec"]
-    labels = service["metadata"]["labels"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert service["spec"]["selector"].items() <= pods["template"]["metadata"]["labels"].items()
-    [endpoint] = monitor["spec"]["endpoints"]
-    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-    volumes = {one["name"]: one for one in pods["template"]["spec"]["volumes"]}
-    made = kinds["ConfigMap"]["metadata"]["name"]
-    assert volumes["configuration"]["configMap"]["name"] == made
-    assert made.startswith("debubble-watch-")
-
-
 def test_the_ray_recipe_calls_capture_as_it_is():
     file = DEPLOY / "ray" / "captured_training.py"
     tree = ast.parse(file.read_text("utf-8"))

@@ -103,31 +103,6 @@ def test_one_request_at_a_time_keeps_half_of_a_two_stage_pipeline_waiting(tmp_pa
     assert data["numbers"]["bubble_fraction"] > 0.5
 
 
-def test_an_answer_is_the_same_in_chunks_beside_others_and_streamed(tmp_path):
-    """The KV cache holds what was computed, whatever was computed beside it."""
-    ask = {"max_tokens": 6}
-    with serving(tmp_path, "--layers", "1,1", "--width", "32") as url:
-        whole = complete(url, LONG, **ask)
-    with (
-        serving(tmp_path, "--layers", "1,1", "--width", "32", "--chunk", "37") as url,
-        asking(url, "clients=4", "output=8"),
-    ):
-        chunked = complete(url, LONG, **ask)
-        events = fetch(
-            f"{url}/v1/completions", {"prompt": list(range(LONG)), "stream": True, **ask}
-        )
-    assert chunked["choices"] == whole["choices"]
-    assert whole["usage"] == {
-        "prompt_tokens": LONG,
-        "completion_tokens": 6,
-        "total_tokens": LONG + 6,
-    }
-    *tokens, usage, done = [line[6:] for line in events.splitlines() if line]
-    streamed = "".join(json.loads(one)["choices"][0]["text"] for one in tokens)
-    assert streamed == whole["choices"][0]["text"]
-    assert (len(tokens), json.loads(usage)["usage"], done) == (6, whole["usage"], "[DONE]")
-
-
 def test_batches_are_chunks_of_prompts_beside_answers_so_many_in_flight(tmp_path):
     log = tmp_path / "batches.jsonl"
     words = ["--layers", "1,1,2", "--in-flight", "2", "--chunk", "40", "--requests", "3"]

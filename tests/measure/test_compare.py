@@ -55,13 +55,6 @@ def test_more_but_smaller_microbatches_are_the_same_batch():
     assert found.deltas["throughput"].change == pytest.approx(1 / 0.85 - 1)
 
 
-def test_a_target_batch_that_a_side_does_not_have_forbids_the_verdict():
-    larger = sampled(SAME, microbatches=16)
-    found = compare(sampled(SAME), larger, target_batch=8)
-    assert found.verdict is Verdict.NOT_COMPARABLE
-    assert found.reasons == ("the batch after is 16 microbatches, not 8",)
-
-
 def test_a_smaller_bubble_with_less_throughput_is_no_win_and_it_says_so():
     found = compare(sampled(QUICKER, bubble=0.4), sampled(SAME, bubble=0.2))
     assert found.verdict is Verdict.WORSE
@@ -150,12 +143,6 @@ def test_where_one_side_timed_none_both_are_profiled_and_that_is_said():
     assert found.bases == ("profiled", "profiled")
     assert found.deltas["batch_latency"].change == 0.0
     assert "only before has unprofiled times: both sides are profiled" in found.notes
-
-
-def test_one_step_a_side_says_nothing():
-    found = compare(sampled(SAME[:1]), sampled([0.1]))
-    assert (found.verdict, found.confidence) == (Verdict.NO_CLEAR_CHANGE, Confidence.INDICATIVE)
-    assert found.needed is None
 
 
 def test_an_even_split_is_told_from_an_uneven_one(recorded_data):

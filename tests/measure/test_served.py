@@ -163,17 +163,6 @@ def test_other_loads_are_other_work():
     assert compared(vllm(), vllm(prompt=550)).verdict is Verdict.NO_CLEAR_CHANGE
 
 
-def test_failures_and_single_runs_are_noted():
-    found = compared(vllm(failed=2), vllm())
-    assert found.notes[0] == "2 requests failed before"
-    assert "one run" in found.notes[1]
-    runs = [measure(vllm(tpot=tpot)) for tpot in (0.01, 0.0101)]
-    joined = join_measurements(runs)
-    assert (joined.served.runs, len(joined.served.out_per_s)) == (2, 60)
-    assert len(joined.served.latency_s) == 60
-    assert compare(joined, joined).notes == ()
-
-
 def test_a_load_without_an_answer_measures_nothing():
     nobody = vllm(failed=3) | {"completed": 0, "output_lens": [0] * 33, "errors": ["503"] * 33}
     with pytest.raises(UsageError, match="no request was answered in 30 s: 503"):

@@ -15,7 +15,6 @@ import sqlalchemy as sa
 from support.measurements import sampled
 
 from debubble.errors import Code, MissingExtra, StoreError
-from debubble.measure import store as store_module
 from debubble.measure import store_schema
 from debubble.measure.store import Store
 
@@ -68,12 +67,6 @@ def test_what_is_kept_comes_back_whole(store):
     assert (record.created_s, record.tags) == (12.5, {"commit": "abc"})
 
 
-def test_tags_are_added_and_replaced(store):
-    store.add("base", sampled([0.1]), now_s=0, tags={"a": "1"})
-    assert store.tag("base", {"a": "2", "b": "3"}) == 1
-    assert store.named("base")[0].tags == {"a": "2", "b": "3"}
-
-
 def test_pruning_keeps_the_newest_of_each_name(store):
     for number, name in enumerate(["a", "b", "a", "a"]):
         store.add(name, sampled([0.1]), now_s=number, tags={"t": name})
@@ -81,18 +74,6 @@ def test_pruning_keeps_the_newest_of_each_name(store):
     assert [(one.name, one.created_s) for one in store.records()] == [("b", 1.0), ("a", 3.0)]
     assert store.prune(keep=0, name="a") == 1
     assert [one.name for one in store.records()] == ["b"]
-
-
-def test_it_is_written_ahead_and_in_full(database, monkeypatch):
-    monkeypatch.setattr(store_module, "_prepare", store_module._prepare.__wrapped__)
-    store = Store(database[1])
-    with store.transaction() as connection:
-        settings = [
-            connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
-            for name in ("journal_mode", "synchronous")
-        ]
-    store.close()
-    assert settings == ["wal", 2]
 
 
 def test_a_store_of_the_version_before_is_brought_up_to_date_with_what_it_holds(url):

@@ -193,15 +193,6 @@ def test_messages_of_a_batch_end_together(hooks, group):
     assert first[END] == second[END]
 
 
-def test_messages_inside_a_pass_go_to_no_other_stage(hooks, group):
-    def run():
-        row = hooks.recorder.begin("F", 1, 0)
-        group.send([torch.zeros(4)], 2, 0)
-        hooks.recorder.end(row)
-
-    assert names(recorded(hooks, run)) == [("F", 1, 0)]
-
-
 def test_all_is_as_it_was_once_the_meter_is_gone():
     functions = [
         (distributed_c10d.ProcessGroup, "send"),

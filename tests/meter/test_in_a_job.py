@@ -14,15 +14,12 @@ from support.jobs.around_a_job import (
     SCRIPT,
     TORCHRUN,
     run_verb,
-    run_with_a_damaged_order,
 )
 from support.requirements import need_package
 
 need_package("torch")
 
 import debubble
-from debubble.annexes.meter.settings import Settings
-from debubble.capture.settings import environment_for, read_order
 from debubble.errors import Code
 
 pytestmark = pytest.mark.slow
@@ -59,27 +56,6 @@ def test_a_pipeline_is_metered_every_verb_reads_it_and_a_file_has_all_ranks_capt
     assert [gap.message for gap in whole.warnings if gap.code is Code.GAPS_FROM_CAPTURE]
     bubble = debubble.find(captured).numbers.bubble_fraction
     assert whole.pipeline.bubble_fraction > bubble
-
-
-def test_a_rank_that_is_killed_leaves_the_others_to_their_own_error(tmp_path):
-    script = tmp_path / "job.py"
-    script.write_text(
-        "import os, signal\n"
-        "from torch.distributed.pipelining import schedules\n"
-        "step, done = schedules.PipelineScheduleSingle.step, []\n"
-        "def counted(*given, **named):\n"
-        "    done.append(1)\n"
-        "    if len(done) == 9 and os.environ['RANK'] == '1':\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return step(*given, **named)\n"
-        "schedules.PipelineScheduleSingle.step = counted\n"
-        + Path(SCRIPT).read_text().replace("from __future__ import annotations", "")
-    )
-    done = run_verb(tmp_path, "meter", "--", *TORCHRUN, str(script), "40")
-    assert done.returncode == 2
-    assert "the command ended with exit code 1" in done.stderr
-    assert "SIGKILL" in done.stderr
-    assert "meter is silent" not in done.stderr
 
 
 DRIFTING = """
@@ -184,18 +160,6 @@ def test_a_rank_that_gets_5_percent_slower_has_all_ranks_capture_the_same_steps_
         "rank0.json.gz",
         "rank1.json.gz",
     ]
-
-
-def test_an_order_is_read_back_as_it_was_given(tmp_path):
-    settings = Settings(out=tmp_path, segment=3, keep=4, on_drift=False, port=9470, split=(1, 2))
-    assert read_order(Settings, environment_for(settings, {})) == settings
-    assert read_order(Settings, {}) is None
-
-
-def test_a_damaged_order_does_not_stop_the_job():
-    done = run_with_a_damaged_order(Settings)
-    assert (done.returncode, done.stdout) == (0, "runs\n")
-    assert "this process is not metered" in done.stderr
 
 
 def test_nothing_is_imported_but_torch_and_the_standard_library(tmp_path):

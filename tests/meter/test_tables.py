@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,21 +82,6 @@ def test_clocks_of_two_hosts_are_laid_together_by_the_messages(tmp_path):
     assert bubble(wrong) == pytest.approx(bubble(right), abs=0.02)
     offsets = [line.clock_offset_ns for line in debubble.analyse(str(wrong)).timeline.ranks]
     assert offsets[1] - offsets[0] == pytest.approx(-5000 * MS, abs=3 * MS)
-
-
-def test_steps_that_overlap_keep_their_times(tmp_path):
-    """The first rank begins the next step before the last one has ended this."""
-    run = debubble.analyse(str(write_run(tmp_path / "run", step_ms=85)))
-    passes = run.timeline.passes
-    first = [int(passes.start_ns[passes.step == step].min()) for step in range(STEPS)]
-    assert [after - before for before, after in pairwise(first)] == [85 * MS] * 4
-
-
-def test_what_lies_beside_the_tables_is_heard(tmp_path):
-    run = debubble.analyse(str(write_run(tmp_path / "run", step_ms=200)))
-    assert run.job.tokens == 512
-    assert run.job.schedule == "1f1b"
-    assert not [gap for gap in run.warnings if "sidecar" in str(gap)]
 
 
 def test_watch_takes_a_segment_in_as_soon_as_all_ranks_have_written(tmp_path):

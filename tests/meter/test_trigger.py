@@ -41,18 +41,6 @@ def test_all_ranks_take_the_step_that_one_of_them_named():
     assert ranks[0].step > 100 + trigger.POLL_S / STEP_S
 
 
-def test_two_that_ask_at_once_get_one_capture():
-    ranks = agreements(3)
-    assert ranks[0].ask(100, STEP_S)
-    assert ranks[1].ask(107, STEP_S)
-    ranks[2].listen()
-    assert len({rank.step for rank in ranks}) == 1
-    for rank in ranks:
-        rank.take()
-        rank.listen()
-    assert {(rank.step, rank.count) for rank in ranks} == {(None, 1)}
-
-
 def test_another_capture_is_not_asked_for_before_its_time():
     clock = Clock()
     first, second = agreements(2)

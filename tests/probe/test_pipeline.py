@@ -158,15 +158,6 @@ def test_messages_between_copies_tell_the_wire_and_its_stalls():
     assert wire.body == pytest.approx(1.0)
 
 
-def test_stalls_make_a_batch_longer_by_the_messages_on_its_way():
-    slow = Wire(latency_ns=0.0, bytes_per_s=1e15, both_ways=1.0, told_by="", tail_ns=1e6)
-    setting = Setting(stages=4, microbatches=1, tokens=64, schedule="gpipe")
-    free, held_up = (
-        Pipelines(probe=probed(layers()), wire=wire).simulate(setting) for wire in (FREE, slow)
-    )
-    assert held_up.window_ns - free.window_ns == pytest.approx(6e6, rel=0.01)
-
-
 def test_memory_is_weights_and_gradients_and_what_is_in_flight():
     found = Pipelines(probe=probed(layers()), wire=FREE).simulate(
         Setting(stages=4, microbatches=8, tokens=64)
@@ -206,15 +197,6 @@ def test_pipelines_of_a_probe_are_ranked_and_say_what_they_assume(tmp_path):
     assert {one["stages"] for one in data["pipelines"]} == {2, 4}
     assert any("as copies did" in said for said in data["assumptions"])
     assert data["pipelines"][0]["fits_memory"] is True
-
-
-def test_tables_of_both_sizes_lead_on_to_a_plan(tmp_path):
-    words = f"debubble probe {RECORDED} --bandwidth 6GB/s --tables steps"
-    said = type_command(words, tmp_path).text
-    following = said.rpartition("next: ")[2].strip()
-    assert following.startswith("debubble plan steps/tokens_1536.csv --also steps/tokens_768.csv")
-    planned = json.loads(type_command(f"{following} --json", tmp_path).text)
-    assert planned["schema"] == "debubble.plan/1"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from dataclasses import replace
 import pytest
 from support.services.console import type_command
 from support.timelines.by_hand import a_timeline
-from support.traces.read_once import build_recording
-from support.traces.recordings import H200
 
 from debubble.errors import UsageError
 from debubble.report.lanes import draw_lanes
@@ -67,30 +65,6 @@ def test_only_the_last_digit_of_a_number_is_shown_and_the_legend_says_so():
     assert lines[-1] == "numbers: last digit"
 
 
-def test_half_a_column_of_waiting_is_waiting():
-    passes = [(0, 0, "F", 0, 0, 0, 40), (0, 0, "F", 1, 0, 79, 80)]
-    assert drawn(a_timeline(passes, stages=((0,),)))[1] == "rank 0 " + "F" * 20 + "·" * 19 + "F"
-
-
-@pytest.mark.parametrize("width", [1, 40, 99, 250])
-def test_no_line_of_a_recorded_run_is_wider_than_asked(width):
-    timeline = build_recording(H200 / "1f1b_p2_m4")
-    lines = drawn(timeline, width=width)
-    assert max(map(len, lines)) == max(width, 40)
-    words = " ".join(lines)
-    assert all(f"{sign} " in words for sign in ("F forward", "B backward", "mb"))
-
-
-def test_letters_and_numbers_of_a_recorded_run_stand_under_each_other():
-    timeline = build_recording(H200 / "1f1b_p2_m4")
-    lines = drawn(timeline, width=100)
-    for lane, numbers in ((lines[1], lines[2]), (lines[3], lines[4])):
-        pairs = zip(lane[7:], numbers[7:].ljust(93), strict=True)
-        assert {"".join(pair) for pair in pairs if pair[0] in "FB"} == {
-            f"{kind}{number}" for kind in "FB" for number in range(4)
-        }
-
-
 def test_the_command_line_draws_below_its_answer(tmp_path):
     words = "debubble find tests/data/h200/1f1b_p2_m4 --timeline --step 3"
     lines = type_command(words, tmp_path).text.splitlines()
@@ -134,10 +108,3 @@ def test_lanes_do_not_depend_on_the_date():
 def test_labels_of_the_axis_do_not_run_into_each_other(divided_by):
     axis = next(line for line in drawn(moved(a_timeline(TWO_RANKS), 0, divided_by)) if "|" in line)
     assert re.fullmatch(r" +\|0(\.0+)? ms( +\|[0-9.]+)+", axis), axis
-
-
-def test_a_run_without_a_single_pass_is_refused_without_naming_a_step():
-    timeline = a_timeline(TWO_RANKS)
-    empty = replace(timeline, passes=timeline.passes.where(timeline.passes.rank < 0))
-    with pytest.raises(UsageError, match=r"no pass$"):
-        drawn(empty)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 from support.traces.read_once import analyse_recording, read_recording
@@ -32,25 +34,6 @@ def table_of(page, *columns):
     return table.rows
 
 
-def test_few_rows_are_all_listed():
-    assert fold([3, 1, 2], 3, float) == ([3, 1, 2], [])
-
-
-def test_of_many_rows_those_far_from_the_middle_and_those_to_be_kept_are_listed_in_their_order():
-    rows = [5, 5, 9, 5, 5, 1, 5]
-    listed, others = fold(list(enumerate(rows)), 3, lambda row: row[1], count=2)
-    assert [place for place, _ in listed] == [2, 5]
-    assert [place for place, _ in others] == [0, 1, 3, 4, 6]
-    kept, _ = fold(
-        list(enumerate(rows)), 3, lambda row: row[1], count=1, keep=lambda row: row[0] == 6
-    )
-    assert [place for place, _ in kept] == [2, 6]
-
-
-def test_a_figure_that_no_row_has_lists_none_of_them():
-    assert fold(["a", "b"], 1, lambda _: None) == ([], ["a", "b"])
-
-
 def test_of_many_hops_those_that_stand_out_are_listed_and_the_others_are_a_range(found):
     first = found.hops[0]
     usual = replace(first, bytes=2**23, wire_s=replace(first.wire_s, median=0.001))
@@ -61,13 +44,6 @@ def test_of_many_hops_those_that_stand_out_are_listed_and_the_others_are_a_range
     assert [row[0] for row in rows if row[2] == "50.0 ms"] == [f"77 → {slow.to_rank}"]
     *listed, others = rows
     assert others[:3] == (f"{MANY - len(listed)} others", "8.00 MiB", "1.00 ms")
-
-
-def test_hops_of_which_none_shows_its_wire_or_all_its_sizes_say_so(found):
-    first = found.hops[0]
-    hidden = replace(first, bytes=None, wire_s=replace(first.wire_s, median=None))
-    rows = table_of(find_page(replace(found, hops=[hidden] * MANY)), "hop", "size", "wire")
-    assert rows[-1][1:3] == ("unknown", "hidden")
 
 
 def test_the_pipeline_that_is_shown_stays_among_many_and_others_have_the_largest_peak(found):
@@ -93,16 +69,6 @@ def test_the_pipeline_that_is_shown_stays_among_many_and_others_have_the_largest
     assert rows[-1] == (f"{others} others", f"{2 * others} ranks", "30.0 %", "–", "1.00 GiB")
 
 
-def test_memory_of_many_ranks_is_a_line_for_those_that_are_alike(found):
-    usual = replace(found.memory[0], static_bytes=GIB, peak_bytes=2 * GIB, most_in_flight=None)
-    full = replace(usual, rank=9, peak_bytes=5 * GIB, most_in_flight=3)
-    ranks = [*(replace(usual, rank=rank) for rank in range(9)), full]
-    rows = table_of(find_page(replace(found, memory=ranks)), "rank", "static")
-    assert ("9", "1.00 GiB", "3", "5.00 GiB") in [row[:2] + row[3:] for row in rows]
-    assert rows[-1][0] == "8 others"
-    assert rows[-1][3:] == ("–", "2.00 GiB")
-
-
 def test_links_lists_every_slow_hop_of_many_and_names_the_verdicts_of_the_others():
     found = answer_links(analyse_recording(RUN))
     usual = replace(found.hops[0], verdict="healthy", one_message_bytes_per_s=5e9)
@@ -122,11 +88,22 @@ def test_links_lists_every_slow_hop_of_many_and_names_the_verdicts_of_the_others
 
 def test_inspect_sums_up_ranks_that_are_alike():
     found = answer_inspect(read_recording(RUN))
-    usual = replace(found.ranks[0], events=100, busy_fraction=0.5, sent_bytes=None, sends=2)
-    other = replace(usual, rank=5, events=7, device="AMD Instinct MI300X")
-    ranks = [*(replace(usual, rank=rank) for rank in range(MANY)), other]
+    usual = dataclasses.replace(
+        found.ranks[0], events=100, busy_fraction=0.5, sent_bytes=None, sends=2
+    )
+    other = dataclasses.replace(usual, rank=5, events=7, device="AMD Instinct MI300X")
+    ranks = (*(dataclasses.replace(usual, rank=rank) for rank in range(MANY)), other)
     rows = table_of(inspect_page(replace(found, ranks=ranks)), "rank", "device")
     assert rows[[row[1] for row in rows].index("MI300X")][3] == "7"
     assert rows[0][7] == "size unknown"
     assert rows[-1][:2] == (f"{MANY + 1 - len(rows) + 1} others", "H200")
-    assert rows[-1][7] == "–"
+    assert rows[-1][7] == "size unknown"
+
+
+def test_of_many_rows_those_that_stand_out_or_are_to_be_kept_are_lines_and_the_others_are_one():
+    rows = list(enumerate([5, 5, 9, 5, 5, 1, 5]))
+    assert list(fold(rows[:3], 3, lambda row: row[1])) == [("", [row]) for row in rows[:3]]
+    folded = fold(rows, 3, lambda row: row[1], count=2, keep=lambda row: row[0] == 6)
+    lines = [(name, [place for place, _ in alike]) for name, alike in folded]
+    assert lines == [("", [2]), ("", [5]), ("", [6]), ("4 others", [0, 1, 3, 4])]
+    assert list(fold(["a", "b"], 1, lambda _: None)) == [("2 others", ["a", "b"])]

@@ -8,8 +8,9 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 import debubble
+from debubble.plan.emitted import Emitted
 from debubble.report.answers.find import JobPart, PipelinePart, answer_find
-from debubble.report.answers.plan import EmitPart, SplitPart
+from debubble.report.answers.plan import SplitPart
 from debubble.report.answers.probe import PipelinePart as Simulated
 from debubble.report.answers.probe import ProbeAnswer, TimedPart, WirePart
 from debubble.report.answers.serving import ProfilerPart
@@ -61,12 +62,6 @@ def test_a_framework_is_named_with_how_it_divides_the_job(trained):
 
 def unnamed(framework):
     return replace(framework, name=None)
-
-
-def test_a_run_that_recomputes_says_so_also_where_no_framework_is_known(trained):
-    recomputes = replace(unnamed(trained.run.framework), recomputes=True)
-    page = find_page(replace(trained, run=replace(trained.run, framework=recomputes)))
-    assert "; activations recomputed; peak memory " in note(page, "ranks 0-2; 1f1b; ")
 
 
 JOB = JobPart(
@@ -137,12 +132,6 @@ def test_a_server_has_its_phases_and_says_whether_the_profilers_cost_is_known(se
     )
 
 
-def test_a_server_whose_batches_were_never_seen_whole_says_so(served):
-    unseen = replace(served, numbers=replace(served.numbers, batch_latency_s=None))
-    said = note(find_page(unseen), "ranks 0-3")
-    assert "no batch was captured from the first stage to the last" in said
-
-
 def test_a_plan_says_what_its_bound_proves_and_which_limit_is_unknown(planned):
     unproven = replace(
         planned,
@@ -162,11 +151,6 @@ def test_a_plan_says_what_its_bound_proves_and_which_limit_is_unknown(planned):
     )
 
 
-def test_a_plan_without_memory_holds_nothing_against_it(planned):
-    blind = replace(planned, baseline=replace(planned.baseline, predicted_peak_bytes=None))
-    assert "nothing is held against it" in note(plan_page(blind), "memory: unknown")
-
-
 @pytest.mark.parametrize(
     ("high", "says"), [(-0.02, "fits, and is slower"), (0.05, "may be within the noise of a run")]
 )
@@ -174,7 +158,7 @@ def test_what_is_written_though_it_is_not_advised_says_what_it_is(high, says, pl
     first = planned.options[0]
     interval = replace(first.interval, throughput_gain_fraction=[-0.1, high])
     option = replace(first, recommended=False, throughput_gain_fraction=-0.04, interval=interval)
-    emitted = EmitPart(
+    emitted = Emitted(
         framework="torch", option=0, text="x", order=None, order_file=None, reason="no such knob"
     )
     page = plan_page(replace(planned, options=[option], emitted=emitted))
@@ -183,14 +167,6 @@ def test_what_is_written_though_it_is_not_advised_says_what_it_is(high, says, pl
         f"this one {says}: -4 % (-10 to {100 * high:+.0f} %)",
         f"for torch, {option.words}:",
     ]
-
-
-def test_where_nothing_can_be_written_the_reason_stands_there(planned):
-    nothing = EmitPart(
-        framework="vllm", option=None, text="", order=None, order_file=None, reason="it is training"
-    )
-    page = plan_page(replace(planned, emitted=nothing))
-    assert page.notes[-1] == "for vllm: nothing to write (it is training)"
 
 
 def probed(*pipelines, trains=True):
@@ -252,8 +228,3 @@ def test_a_probe_says_why_no_pipeline_is_named():
     assert full.answer.endswith("of the pipelines asked about none fits memory.")
     assert full.tables[1].rows[0][-1] == "1.00 GiB, too large"
     assert probe_page(probed()).answer.endswith("none can be cut so.")
-
-
-def test_a_model_that_only_runs_forward_has_no_backward_times():
-    [row] = probe_page(probed(trains=False)).tables[0].rows
-    assert row[2:5] == ("1.00 ms", "–", "–")

@@ -10,7 +10,6 @@ from rich.console import Console
 from debubble.cli.options import console_for
 from debubble.errors import Code, Gap
 from debubble.report.text import Page, Table, print_page, refused_table
-from debubble.units import printable
 
 
 def drawn(page, width=80, **options):
@@ -66,11 +65,6 @@ def test_control_characters_in_names_do_not_reach_the_terminal():
     assert "a\\x1b[31mb\\x07" in text
 
 
-def test_names_that_are_no_valid_text_can_still_be_printed():
-    assert printable("a\udcff\nb") == "a?\\nb"
-    assert printable("a\nb", breaks=True) == "a\nb"
-
-
 WIDE = Table(
     columns=("hop", "size", "one message", "rate", "wait", "buffered", "class", "verdict", "file"),
     rows=[
@@ -115,14 +109,6 @@ def test_columns_that_do_not_fit_go_below_under_the_first_one():
         ]
 
 
-def test_a_table_that_fits_is_one_block_without_a_break():
-    table = Table(columns=("rank", "busy", "why"), rows=[("0", "61.2 %", "it waits for rank 1")])
-    lines = drawn(Page(answer="x", tables=[table])).splitlines()
-    assert [line.split() for line in lines if "61.2" in line] == [
-        ["0", "61.2", "%", "it", "waits", "for", "rank", "1"]
-    ]
-
-
 LONG = ("repair all slow hops of rank 2, 3:2 and 1:2", "schedule zb-h2, split 5,4,3,4", "8 of 16")
 
 
@@ -154,18 +140,6 @@ def test_tables_with_the_same_columns_stand_under_each_other_as_one():
     assert first == second
 
 
-def test_a_long_list_of_figures_wraps_and_keeps_each_of_them():
-    figures = " ".join(str(100 + number) for number in range(64))
-    table = Table(columns=("test", "figures", "sum"), rows=[("copy", figures, "8416 GB/s")])
-    text = drawn(Page(answer="x", tables=[table]))
-    assert max(map(len, text.splitlines())) <= 80
-    assert [word for word in text.split() if word.isdigit() and len(word) == 3] == figures.split()
-
-
-def test_names_of_emoji_are_names():
-    assert ":warning:" in drawn(Page(answer=":warning:"), emoji=False)
-
-
 def test_of_many_warnings_alike_the_first_few_are_printed_and_the_rest_counted():
     gaps = [Gap(code=Code.MALFORMED, message=f"bad line {number}") for number in range(9)]
     gaps.append(Gap(code=Code.LOG_CUT, message="a log ends early"))
@@ -182,11 +156,6 @@ def test_a_first_column_longer_than_a_line_leaves_room_for_the_others():
     assert max(map(len, text.splitlines())) <= 80
     assert any("1,301,930" in line and "healthy" in line for line in text.splitlines())
     assert path in "".join(text.replace("1,301,930", "").replace("healthy", "").split())
-
-
-def test_a_path_alone_in_its_table_is_whole_where_it_fits_the_line():
-    path = "/mnt/a-folder-with-a-long-name/and-another-one/below-it/rank0.json.gz"
-    assert path in drawn(Page(answer="x", tables=[Table(columns=("trace",), rows=[(path,)])]))
 
 
 def test_without_colour_nothing_is_bold_or_dim(monkeypatch, capsys):

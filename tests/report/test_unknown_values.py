@@ -23,8 +23,6 @@ from debubble.report.compare import compare_page
 from debubble.report.find import find_page
 from debubble.report.html.measured import compare_report
 from debubble.report.html.page import notebook_markup, report_markup
-from debubble.report.html.plan import plan_report
-from debubble.report.html.views import pipelines_shown
 from debubble.report.inspect import inspect_page
 from debubble.report.links import links_page
 from debubble.report.plan import plan_page
@@ -115,16 +113,3 @@ def test_compare_can_be_written_without_any_of_its_values(run):
         return page
 
     check(answer_compare(compare(run.measurement, run.measurement)), lay_out)
-
-
-def test_a_plan_without_memory_describes_no_chart_that_is_not_there(run):
-    answer = debubble.plan(run)
-    [shown] = pipelines_shown(run)
-    whole = plan_report(answer, shown, None, plan_page(answer), "x").sections[0]
-    assert "latency against memory" in whole
-    assert "Disc: do it" in whole
-    unknown = without(answer, ("baseline", "predicted_peak_bytes"))
-    [section, *_] = plan_report(unknown, shown, None, plan_page(unknown), "x").sections
-    assert "<svg" not in section
-    assert "Disc" not in section
-    assert section.count("<li>") == len(answer.options)

@@ -11,6 +11,7 @@ from support.tuning import bench_of, play_here, tune
 
 from debubble.annexes.tune.journal import NAME, begin_anew
 from debubble.annexes.tune.trial import LOG, MARKER, clear_trial
+from debubble.capture.files import keep_newest
 from debubble.cli.demo import _prepare
 from debubble.errors import TuneError
 
@@ -99,3 +100,13 @@ def test_a_run_in_a_folder_that_was_not_empty_does_not_make_it_its_own(tmp_path,
     tune(bench, runs=1)
     with pytest.raises(TuneError):
         clear_trial(bench.folder / "run001")
+
+
+def test_of_old_captures_only_traces_and_sidecars_of_this_rank_go(tmp_path):
+    for step in ("11", "22"):
+        folder = f"20260131-120000-step0000000{step}"
+        put(tmp_path, *(f"{folder}/rank0.{kind}" for kind in
+            ("json.gz", "debubble.json", "debubble.npz", "notes.txt")))  # fmt: skip
+    keep_newest(tmp_path, 0, 1, written="20260131-120000-step000000022")
+    left = [name for name in files_in(tmp_path) if "step000000011" in name]
+    assert [name.partition("/")[2] for name in left] == ["rank0.debubble.npz", "rank0.notes.txt"]

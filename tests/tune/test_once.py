@@ -44,15 +44,6 @@ def test_a_disturbed_capture_is_made_anew(tmp_path):
     assert made.gaps == ()
 
 
-def test_without_time_for_another_it_is_taken_as_it_is_and_said(tmp_path):
-    made, runs, _ = improve(tmp_path, "--busy", "2", seconds=0.0)
-    assert runs == [BEFORE, AFTER]
-    assert [gap.code.value for gap in made.gaps] == ["busy_machine", "busy_machine"]
-    assert made.gaps[1].message.startswith(
-        "this machine was busy during the capture of after: passes took "
-    )
-
-
 def test_where_noise_hides_the_change_it_says_that_the_machine_was_busy(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "debubble.annexes.tune.once.compare",

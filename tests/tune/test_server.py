@@ -163,17 +163,6 @@ def test_the_setting_that_serves_most_is_found_confirmed_and_nothing_is_left(tmp
 
 
 @pytest.mark.slow
-def test_a_page_shows_what_users_saw_and_the_command_to_go_on_with(tmp_path):
-    said = type_command(words_for(tmp_path, free_port(), runs=3), tmp_path)
-    assert said.code == 0, said.text
-    assert "tokens/s out" in said.out
-    assert "TTFT" in said.out
-    assert "first token after" in said.err
-    planned = type_command(f"{words_for(tmp_path, 1)} --dry-run --force", tmp_path)
-    assert planned.code == 2  # another address: another tuning
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "words"),
     [

@@ -17,7 +17,6 @@ from debubble.report.tune import tune_page
 pytestmark = pytest.mark.slow
 
 GIB = 1024**3
-EVEN = ("split=4,4,4,4", "microbatches=16")
 
 
 def kinds(tuned):
@@ -72,13 +71,6 @@ def test_a_machine_that_gets_slower_is_not_taken_for_a_bad_setting(tmp_path, usu
     assert gains[1] == pytest.approx(gains[0], abs=0.03)
 
 
-def test_where_nothing_can_be_gained_it_says_so_after_one_run(tmp_path):
-    tuned = tune(bench_of(tmp_path, now=EVEN))
-    assert tuned.winner is None
-    assert kinds(tuned) == [Kind.MEASURED]
-    assert not tuned.stop.spent
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "kind"), [("crash", Kind.CRASHED), ("memory", Kind.OUT_OF_MEMORY)]
@@ -102,14 +94,6 @@ def test_a_command_that_ignores_its_split_is_told_so_and_tuned_by_the_rest(tmp_p
     ignored = next(run for run in tuned.standing.runs if run.outcome.ignored)
     assert "measured split did not change" in ignored.outcome.message
     assert (tuned.winner.split, tuned.winner.microbatches) == ((3, 3, 3, 7), 16)
-
-
-def test_a_command_that_ignores_its_microbatches_from_the_start_is_refused(tmp_path):
-    bench = bench_of(
-        tmp_path, "--do", "ignore-microbatches", now=("split=3,3,3,7", "microbatches=8")
-    )
-    with pytest.raises(TuneError, match="told microbatches 8 and ran 4: it ignores"):
-        tune(bench)
 
 
 @pytest.mark.parametrize(

@@ -87,24 +87,6 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path):
     assert read(tmp_path, listen + SOURCE).listen.token == "0123456789abcdef"  # noqa: S105 (made up)
 
 
-@pytest.mark.parametrize(("mode", "taken"), [(0o644, False), (0o602, False), (0o640, True)])
-def test_a_token_that_everybody_may_read_is_none(tmp_path, mode, taken):
-    listen = '[listen]\ntoken_file = "token"\n'
-    (tmp_path / "token").write_text("0123456789abcdef\n")
-    (tmp_path / "token").chmod(mode)
-    if taken:
-        assert read(tmp_path, listen + SOURCE).listen.token
-    else:
-        with pytest.raises(WatchError, match="everybody on this machine"):
-            read(tmp_path, listen + SOURCE)
-
-
-@pytest.mark.parametrize("url", ["http://[", "http://h:no", "http://u:secret@h", "ftp://h"])
-def test_what_is_no_address_of_a_server_is_said_by_its_key(tmp_path, url):
-    with pytest.raises(WatchError, match=r"source\[0\]\.server: "):
-        read(tmp_path, f'{SOURCE}server = "{url}"\nkind = "vllm"\n')
-
-
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(WatchError, match="cannot be read"):
         read_config(tmp_path / "none.toml")
@@ -123,3 +105,15 @@ def test_what_says_how_a_server_is_captured_needs_one(tmp_path, line):
     key = line.partition(" ")[0]
     with pytest.raises(WatchError, match=rf"source\[0\]\.{key} needs source\[0\]\.server"):
         read(tmp_path, SOURCE + line)
+
+
+@pytest.mark.parametrize(("mode", "taken"), [(0o644, False), (0o602, False), (0o640, True)])
+def test_a_token_that_everybody_may_read_is_none(tmp_path, mode, taken):
+    listen = '[listen]\ntoken_file = "token"\n'
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    (tmp_path / "token").chmod(mode)
+    if taken:
+        assert read(tmp_path, listen + SOURCE).listen.token
+    else:
+        with pytest.raises(WatchError, match="everybody on this machine"):
+            read(tmp_path, listen + SOURCE)

@@ -145,7 +145,3 @@ def test_a_plan_is_outdated_once_three_captures_agree_on_another(watched):
     assert watched.captures(3, plan=other) == ["plan_outdated"]
     assert watched.acknowledge().data["today"] == "split 3,5"
     assert watched.captures(5, plan=other) == []
-
-
-def test_a_run_that_was_never_tuned_is_no_alert(watched):
-    assert watched.captures(6, plan=PlannedChange(change="split 3,5", gain=0.2)) == []

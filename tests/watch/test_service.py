@@ -205,30 +205,6 @@ def test_a_token_is_asked_of_everybody_but_probes(tmp_path):
         assert one.ask("/healthz")[0] == one.ask("/readyz")[0] == 200
 
 
-def test_killed_again_and_again_it_loses_nothing_and_repeats_nothing(tmp_path):
-    config = write_config(tmp_path)
-    for number in range(12):
-        place_capture(tmp_path, f"c{number:02}")
-    for count in (1, 2, 2):
-        with Watching(config) as one:
-            one.wait_for("analysed", count=count)
-            one.kill()
-    with Watching(config) as one:
-        shown = one.ask_until(
-            "/api/pipelines", lambda data: data["pipelines"][0]["captures"].get("stored") == 12
-        )
-        assert shown["pipelines"][0]["captures"] == {"stored": 12}
-        assert one.stop() == 0
-        assert one.events[-1]["event"] == "stopped"
-    listed = subprocess.run(
-        [sys.executable, "-m", "debubble", "history", "list", "--json", "--store",
-         f"sqlite:///{tmp_path}/history.db"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    tags = [record["tags"]["watch"] for record in json.loads(listed.stdout)["records"]]
-    assert len(tags) == len(set(tags)) == 12
-
-
 def is_claimed(engine):
     """Read beside the store, whose transactions wait for SQLite's lock: a frozen one holds it."""
     table = tables.captures

@@ -12,8 +12,6 @@ from support.services.engine_routes import serving
 from support.services.watch_service import PATIENCE_S, Watching, write_config
 from support.traces.recordings import H200
 
-from debubble.trace.server_notes import read_server_notes
-
 
 class Engine:
     """A serving engine as seen from outside."""
@@ -147,14 +145,3 @@ def test_a_server_that_is_captured_is_not_captured_again_at_once_after_a_restart
             watch.wait_for("capturing", count=4, source="b")
             assert watch.stop() == 0
         assert one.captures == 1
-
-
-@pytest.mark.slow
-def test_what_the_server_does_without_the_profiler_is_noted_beside_its_traces(tmp_path):
-    with engine(tmp_path / "a") as one:
-        with Watching(configure(tmp_path, [one], around="200ms", every="1h")) as watch:
-            watch.wait_for("analysed")
-            assert watch.stop() == 0
-        notes = read_server_notes(one.folder)
-    assert set(notes.traces) == {f"1-rank{rank}.json.gz" for rank in range(4)}
-    assert notes.around.tokens_out_per_s > 0

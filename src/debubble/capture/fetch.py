@@ -21,6 +21,9 @@ from debubble.units import printable
 
 # Whoever has begun to answer ends by then: a drip is no answer.
 ANSWER_S = 10.0
+# A server that runs begins to answer in milliseconds; the largest answer is a page of metrics.
+PATIENCE_S = 5.0
+_MOST_BYTES = 16 * 1024**2
 _MOST_REDIRECTS = 3
 _MOVED = frozenset({301, 302, 303, 307, 308})
 # Those after which a request that changes something may be made again as it was.
@@ -42,9 +45,9 @@ class Request:
     method: str = "GET"
     body: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    patience_s: float
+    patience_s: float = PATIENCE_S
     """For the answer's first byte; then it has `ANSWER_S`."""
-    most_bytes: int
+    most_bytes: int = _MOST_BYTES
     follow: bool = True
     """Whether it may be sent elsewhere on the same origin."""
 
@@ -56,6 +59,11 @@ class Reply:
     status: int
     reason: str
     body: bytes
+
+    @property
+    def ok(self) -> bool:
+        """Whether what was asked for was done; redirects that lead nowhere are refusals."""
+        return 200 <= self.status < 300
 
 
 def fetch(asked: Request) -> Reply:

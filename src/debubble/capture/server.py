@@ -25,8 +25,6 @@ from debubble.trace.server_notes import (
 KINDS = ("vllm", "sglang")
 
 _POLL_S = 0.5
-# An engine's page is some hundred kilobytes, and comes at once.
-_PAGE_S, _LARGEST_PAGE = 5.0, 16 * 1024 * 1024
 # The profiler's start, and writing traces, hold an engine up: so long after it, it serves again.
 _SETTLE_S = 1.0
 # Of a short profile, so much at most is left to that at its start.
@@ -35,10 +33,6 @@ _START_SHARE = 0.25
 _MOST_BATCHES = 400
 _ERROR_SHOWN = 300
 _HTTP_NOT_FOUND = 404
-# From here on, redirects that lead nowhere among them, a server has not done what it was told.
-_HTTP_REFUSED = 300
-# Engines answer with a word.
-_LONGEST_ANSWER = 1 << 20
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -178,10 +172,10 @@ class _Look:
     def once(self) -> Reading | None:
         """Read the page; None where it tells nothing."""
         try:
-            reply = fetch(Request(url=self.page, patience_s=_PAGE_S, most_bytes=_LARGEST_PAGE))
+            reply = fetch(Request(url=self.page))
         except NoAnswer:  # one look that is missing spoils nothing; a server that is gone is told
             return None
-        if reply.status >= _HTTP_REFUSED:
+        if not reply.ok:
             return None
         text = reply.body.decode("utf-8", "replace")
         reading = read_page(text, self.clock())
@@ -271,7 +265,6 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         body=b"" if body is None else json.dumps(body).encode(),
         headers={} if body is None else {"Content-Type": "application/json"},
         patience_s=patience_s,
-        most_bytes=_LONGEST_ANSWER,
     )
     try:
         reply = fetch(asked)
@@ -289,7 +282,7 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         raise CaptureError(
             f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
         )
-    if reply.status >= _HTTP_REFUSED:
+    if not reply.ok:
         said = reply.body[:_ERROR_SHOWN].decode("utf-8", "replace").strip()
         answered = f"the server answered {reply.status} {reply.reason}"
         raise CaptureError(

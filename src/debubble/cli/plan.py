@@ -54,11 +54,12 @@ if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.measure.worth import Tariff
     from debubble.plan.change import Hold
+    from debubble.plan.emitted import Emitted
     from debubble.plan.kv_cache import Cache
     from debubble.plan.lever import OrderSearch
     from debubble.plan.request import Stated
     from debubble.report.answers.base import AnswerWarning
-    from debubble.report.answers.plan import EmitPart, PlanAnswer
+    from debubble.report.answers.plan import PlanAnswer
     from debubble.serving.question import ServerQuestion
 
 
@@ -159,7 +160,7 @@ def _place_files(
     return places_for({"--html": html, "-o": out}, force=force)
 
 
-def _write_emitted(emitted: EmitPart, order: Path | None, manners: Manners) -> None:
+def _write_emitted(emitted: Emitted, order: Path | None, manners: Manners) -> None:
     """Print what is to be pasted, and nothing else; write the order that it needs."""
     is_order = emitted.framework == _CSV
     if not manners.as_json and not (is_order and order is not None):
@@ -190,7 +191,7 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     from debubble.report.plan import server_plan_page
 
     with progress("planning", manners):
-        answer = answer_server_plan(run, question, framework, tariff)
+        answer = answer_server_plan(run, run.plan_server(question), framework, tariff)
     following = f"debubble history add {words} --name NAME"
     if answer.recommended is not None:
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+import msgspec
 import numpy as np
 
 from debubble.ledger.ledger import Job, Ledger, build_ledger
@@ -30,6 +31,7 @@ from debubble.simulate.lengths import hop_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline, surely_share
 from debubble.timeline.steps import only_steps
+from debubble.units import NS_PER_S
 
 
 def _times_in_account(ledger: Ledger, hop: Hop) -> float | None:
@@ -312,3 +314,32 @@ def _commands(figures: PipelineFigures) -> tuple[str, ...]:
     return tuple(
         nccl_command(ranks[here], ranks[there], size) for (here, there), size in sizes.items()
     )
+
+
+class RankWires(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank sends and receives, all its hops together."""
+
+    rank: int
+    sends_slowly: bool
+    receives_slowly: bool
+    slow_cost_per_batch_s: float | None
+
+
+def judge_ranks(links: LinkHealth) -> list[RankWires]:
+    """Say of each rank whether all that it sends, or receives, is slow."""
+    ranks = sorted({rank for health in links.hops for rank in health.hop})
+    found = []
+    for rank in ranks:
+        sent = [health for health in links.hops if health.hop[0] == rank]
+        received = [health for health in links.hops if health.hop[1] == rank]
+        slow = [health.hop for health in (*sent, *received) if health.slow]
+        cost_ns = links.cost_of(slow) if slow else 0
+        found.append(
+            RankWires(
+                rank=rank,
+                sends_slowly=bool(sent) and all(health.slow for health in sent),
+                receives_slowly=bool(received) and all(health.slow for health in received),
+                slow_cost_per_batch_s=cost_ns / NS_PER_S if cost_ns is not None else None,
+            )
+        )
+    return found

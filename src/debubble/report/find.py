@@ -8,7 +8,6 @@ from statistics import median
 from debubble.ledger.causes import Cause
 from debubble.ledger.savings import ALL
 from debubble.ledger.verdict import MATTERS
-from debubble.report.answers.base import AnswerWarning
 from debubble.report.answers.change import say_basis
 from debubble.report.answers.find import (
     FindAnswer,
@@ -16,7 +15,6 @@ from debubble.report.answers.find import (
     PipelinePart,
     StagePart,
 )
-from debubble.report.answers.inspect import NoPipelineAnswer
 from debubble.report.answers.ledger import (
     WITHOUT_TRACE,
     AccountPart,
@@ -30,7 +28,7 @@ from debubble.report.answers.links import HopPart
 from debubble.report.answers.microbatches import say_microbatches
 from debubble.report.answers.replicas import ReplicasPart
 from debubble.report.answers.serving import HostPart
-from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest, fold
+from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest, fold, show_sizes
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (
     UNKNOWN,
@@ -109,14 +107,6 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
     page.gaps = list(found.warnings)
     page.next_command = next_command
     return page
-
-
-def no_pipeline_page(found: NoPipelineAnswer, ranks: Table, next_command: str = "") -> Page:
-    """Say that there is no pipeline, and what holds without one."""
-    warnings: list[AnswerWarning] = list(found.warnings)
-    return Page(
-        answer=found.verdict, tables=[ranks], gaps=list(warnings), next_command=next_command
-    )
 
 
 def _of_what(found: FindAnswer) -> tuple[float | None, str]:
@@ -263,69 +253,55 @@ def _replica_table(found: ReplicasPart) -> Table:
 def _pipeline_table(found: FindAnswer) -> Table:
     """Lay out pipelines: the one shown in full, those that stand out, the others as one."""
     table = Table(columns=("pipeline", "ranks", "bubble", "batch latency", "peak memory"))
-    shown, rest = fold(
+    for name, lines in fold(
         found.pipelines,
         FEW // 2,
         lambda line: line.bubble_fraction,
         lambda line: line.batch_latency_s,
         keep=lambda line: line.pipeline == found.shown_pipeline,
-    )
-    for line in shown:
-        missing = len(line.missing_ranks)
-        part = f" ({len(line.ranks)} of {len(line.ranks) + missing})" if missing else ""
+    ):
         table.add(
-            str(line.pipeline),
-            show_members(line.ranks) + part,
-            show_share(line.bubble_fraction),
-            show_known(line.batch_latency_s, show_seconds),
-            show_known(line.peak_memory_bytes, show_bytes),
-        )
-    if rest:
-        table.add(
-            f"{len(rest)} others",
-            f"{sum(len(line.ranks) for line in rest)} ranks",
-            show_range([line.bubble_fraction for line in rest], show_share),
-            show_range([line.batch_latency_s for line in rest], show_seconds),
-            show_largest([line.peak_memory_bytes for line in rest], show_bytes),
+            name or str(lines[0].pipeline),
+            f"{sum(len(line.ranks) for line in lines)} ranks" if name else _show_ranks(lines[0]),
+            show_range([line.bubble_fraction for line in lines], show_share),
+            show_range([line.batch_latency_s for line in lines], show_seconds),
+            show_largest([line.peak_memory_bytes for line in lines], show_bytes),
         )
     return table
+
+
+def _show_ranks(line: PipelinePart) -> str:
+    missing = len(line.missing_ranks)
+    part = f" ({len(line.ranks)} of {len(line.ranks) + missing})" if missing else ""
+    return show_members(line.ranks) + part
 
 
 def _stage_table(stages: Sequence[StagePart]) -> Table:
     """Lay out what each kind of pass takes on each stage."""
     table = Table(columns=("stage", "rank", "layers", "pass", "median", "spread", "count"))
     rows = [(stage, kind) for stage in stages for kind in stage.passes]
-    kept, folded = {stage.stage for stage in stages}, False
+    kept = {stage.stage for stage in stages}
     if len(rows) > 2 * FEW:
-        kinds = {kind: [stage for stage, own in rows if own == kind] for _, kind in rows}
-        kept, folded = set(), True
-        for kind, mine in kinds.items():
-            places = farthest([stage.passes[kind].median_s for stage in mine], STANDING_OUT // 2)
-            kept |= {mine[place].stage for place in places}
-    for stage, kind in rows:
-        if stage.stage in kept:
-            took = stage.passes[kind]
-            table.add(
-                str(stage.stage),
-                str(stage.rank),
-                _show_layers([stage]),
-                kind,
-                show_seconds(took.median_s),
-                f"± {show_seconds(took.mad_s)}",
-                show_count(took.n),
-            )
-    for kind in sorted({kind for _, kind in rows}, key="FBIW".find) if folded else ():
-        rest = [stage for stage, own in rows if own == kind and stage.stage not in kept]
-        if rest:
-            table.add(
-                f"{len(rest)} others",
-                "",
-                _show_layers(rest),
-                kind,
-                show_range([stage.passes[kind].median_s for stage in rest], show_seconds),
-                f"± {show_seconds(max(stage.passes[kind].mad_s for stage in rest))}",
-                show_range([stage.passes[kind].n for stage in rest], show_count),
-            )
+        kept = set()
+        for kind in {kind for _, kind in rows}:
+            held = [stage for stage in stages if kind in stage.passes]
+            places = farthest([stage.passes[kind].median_s for stage in held], STANDING_OUT // 2)
+            kept |= {held[place].stage for place in places}
+    lines = [("", kind, [stage]) for stage, kind in rows if stage.stage in kept]
+    for kind in sorted({kind for _, kind in rows}, key="FBIW".find):
+        others = [stage for stage, held in rows if held == kind and stage.stage not in kept]
+        lines += [(f"{len(others)} others", kind, others)] if others else []
+    for name, kind, alike in lines:
+        passes = [stage.passes[kind] for stage in alike]
+        table.add(
+            name or str(alike[0].stage),
+            "" if name else str(alike[0].rank),
+            show_range([stage.layers for stage in alike], str),
+            kind,
+            show_range([took.median_s for took in passes], show_seconds),
+            f"± {show_seconds(max(took.mad_s for took in passes))}",
+            show_range([took.n for took in passes], show_count),
+        )
     return table
 
 
@@ -340,17 +316,13 @@ def memory_tables(found: FindAnswer) -> list[Table]:
         return []
     in_flight = () if found.stream else ("a microbatch in flight", "in flight")
     table = Table(columns=("rank", "static", *in_flight, "peak"), title="memory, by rank")
-    shown, rest = fold(known, FEW // 2, lambda rank: rank.peak_bytes, count=STANDING_OUT // 2)
-    for name, ranks in [
-        *((str(rank.rank), [rank]) for rank in shown),
-        *([(f"{len(rest)} others", rest)] if rest else []),
-    ]:
+    for name, ranks in fold(known, FEW // 2, lambda rank: rank.peak_bytes, count=STANDING_OUT // 2):
         of_microbatches = (
             show_range([rank.per_microbatch_bytes for rank in ranks], show_bytes),
             show_range([rank.most_in_flight for rank in ranks], str),
         )
         table.add(
-            name,
+            name or str(ranks[0].rank),
             show_range([rank.static_bytes for rank in ranks], show_bytes),
             *(of_microbatches if in_flight else ()),
             show_range([rank.peak_bytes for rank in ranks], show_bytes),
@@ -358,32 +330,19 @@ def memory_tables(found: FindAnswer) -> list[Table]:
     return [table]
 
 
-def _show_layers(stages: Sequence[StagePart]) -> str:
-    return show_range([stage.layers for stage in stages], str)
-
-
 def _hop_table(hops: Sequence[HopPart]) -> Table:
     """Lay out what each hop takes, and who waits for it."""
     table = Table(columns=("hop", "size", "wire", "wait", "buffered", "count"))
-    shown, rest = fold(hops, 2 * FEW, lambda hop: hop.wire_s.median, lambda hop: hop.wait_s.median)
-    for hop in shown:
+    for name, alike in fold(
+        hops, 2 * FEW, lambda hop: hop.wire_s.median, lambda hop: hop.wait_s.median
+    ):
         table.add(
-            f"{hop.from_rank} → {hop.to_rank}",
-            show_known(hop.bytes, show_bytes, "unknown"),
-            show_known(hop.wire_s.median, show_seconds, "hidden"),
-            show_seconds(hop.wait_s.median),
-            show_share(hop.buffered_fraction),
-            show_count(hop.n),
-        )
-    if rest:
-        sizes = [hop.bytes for hop in rest if hop.bytes is not None]
-        table.add(
-            f"{len(rest)} others",
-            "unknown" if len(sizes) < len(rest) else show_range(sizes, show_bytes),
-            show_range([hop.wire_s.median for hop in rest], show_seconds, "hidden"),
-            show_range([hop.wait_s.median for hop in rest], show_seconds),
-            show_range([hop.buffered_fraction for hop in rest], show_share),
-            show_range([hop.n for hop in rest], show_count),
+            name or f"{alike[0].from_rank} → {alike[0].to_rank}",
+            show_sizes([hop.bytes for hop in alike]),
+            show_range([hop.wire_s.median for hop in alike], show_seconds, "hidden"),
+            show_range([hop.wait_s.median for hop in alike], show_seconds),
+            show_range([hop.buffered_fraction for hop in alike], show_share),
+            show_range([hop.n for hop in alike], show_count),
         )
     return table
 

@@ -73,33 +73,22 @@ def rank_table(ranks: Sequence[RankSummary]) -> Table:
     """Lay out what each rank's trace holds; of many, those that stand out."""
     columns = "rank|device|steps|events|kernels|span|busy|sent|to|peak"
     table = Table(columns=tuple(columns.split("|")))
-    shown, rest = fold(ranks, 2 * FEW, lambda rank: rank.events, lambda rank: rank.busy_fraction)
-    for rank in shown:
+    for name, alike in fold(
+        ranks, 2 * FEW, lambda rank: rank.events, lambda rank: rank.busy_fraction
+    ):
+        rank, devices = alike[0], sorted({_without_vendor(rank.device) for rank in alike})
+        sent = show_range([rank.sent_bytes for rank in alike], show_bytes, "size unknown")
         table.add(
-            str(rank.rank),
-            _without_vendor(rank.device),
-            str(len(rank.steps)),
-            show_count(rank.events),
-            show_count(rank.kernels),
-            show_known(rank.span_s, show_seconds),
-            show_share(rank.busy_fraction),
-            show_known(rank.sent_bytes, show_bytes, "size unknown") if rank.sends else UNKNOWN,
-            show_ranks(rank.peers) or UNKNOWN,
-            show_known(rank.peak_memory_bytes, show_bytes),
-        )
-    if rest:
-        devices = sorted({_without_vendor(rank.device) for rank in rest})
-        table.add(
-            f"{len(rest)} others",
+            name or str(rank.rank),
             devices[0] if len(devices) == 1 else counted(len(devices), "device"),
-            show_range([len(rank.steps) for rank in rest], str),
-            show_range([rank.events for rank in rest], show_count),
-            show_range([rank.kernels for rank in rest], show_count),
-            show_range([rank.span_s for rank in rest], show_seconds),
-            show_range([rank.busy_fraction for rank in rest], show_share),
-            show_range([rank.sent_bytes for rank in rest], show_bytes),
-            "",
-            show_range([rank.peak_memory_bytes for rank in rest], show_bytes),
+            show_range([len(rank.steps) for rank in alike], str),
+            show_range([rank.events for rank in alike], show_count),
+            show_range([rank.kernels for rank in alike], show_count),
+            show_range([rank.span_s for rank in alike], show_seconds),
+            show_range([rank.busy_fraction for rank in alike], show_share),
+            sent if any(rank.sends for rank in alike) else UNKNOWN,
+            "" if name else show_ranks(rank.peers) or UNKNOWN,
+            show_range([rank.peak_memory_bytes for rank in alike], show_bytes),
         )
     return table
 

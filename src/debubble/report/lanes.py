@@ -17,9 +17,9 @@ from rich.text import Text
 from debubble.errors import UsageError
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import Wait
-from debubble.report.palette import CAUSES, KINDS
+from debubble.report.palette import KINDS
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
-from debubble.units import show_duration
+from debubble.units import NS_PER_MS, show_duration
 
 _ROUND = (1, 2, 5, 10)
 
@@ -90,7 +90,6 @@ def decimals_of(distance: float) -> int:
 # Where stdout is no terminal: wide enough for passes, narrow enough for a mail.
 PLAIN_WIDTH = 100
 _NARROWEST = 40
-_NS_PER_MS = 1e6
 
 _WAIT, _WIRE, _BLANK = "·", "=", " "
 # Neighbouring microbatches differ in shade, kinds in colour.
@@ -126,7 +125,7 @@ class _View:
     def column(self) -> str:
         if not self.units:
             return show_duration(self.column_ns)
-        return f"{self.column_ns / _NS_PER_MS:.3g} {self.units}"
+        return f"{self.column_ns / NS_PER_MS:.3g} {self.units}"
 
 
 def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
@@ -253,7 +252,7 @@ def _paint(  # noqa: PLR0913, PLR0917 (a row of the drawing)
 def _axis(view: _View) -> str:
     """Write the time in ms, or in units, under the columns, at round distances."""
     columns = len(view.edges_ns) - 1
-    column_ms = view.column_ns / _NS_PER_MS
+    column_ms = view.column_ns / NS_PER_MS
     unit = f" {view.units or 'ms'}"
     apart = round_distance(_TICK_COLUMNS * column_ms)
     decimals = decimals_of(apart)
@@ -279,7 +278,7 @@ def _legend(frame: Frame, width: int) -> list[Text]:
         if (passes.kind == kind).any()
     ]
     entries += [
-        (sign, _WAIT_STYLES.get(sign, "dim"), CAUSES[cause].word)
+        (sign, _WAIT_STYLES.get(sign, "dim"), cause.about.word)
         for cause, sign in _SIGNS.items()
         if cause in seen
     ]

@@ -11,10 +11,10 @@ from debubble.report.text import (
     Page,
     Table,
     fold,
+    show_sizes,
 )
 from debubble.units import (
     UNKNOWN,
-    show_bytes,
     show_known,
     show_range,
     show_rate,
@@ -48,43 +48,32 @@ def _table(hops: Sequence[LinkPart]) -> Table:
     columns = "hop|size|one message|rate|both ways|wait|buffered|class|verdict|costs"
     table = Table(columns=tuple(columns.split("|")))
     place_of_class = table.columns.index("class")
-    shown, rest = fold(
+    for name, alike in fold(
         hops,
         2 * FEW,
         lambda hop: hop.one_message_bytes_per_s,
         keep=lambda hop: hop.verdict == Verdict.SLOW,
-    )
-    for hop in shown:
-        cost = hop.cost_per_batch_s
+    ):
+        hop = alike[0]
+        cost, both_ways = hop.cost_per_batch_s, hop.both_ways_s
         table.add(
-            f"{hop.from_rank} → {hop.to_rank}",
-            show_known(hop.bytes, show_bytes, "unknown"),
-            show_known(hop.one_message_s, show_seconds, "hidden"),
-            show_known(hop.one_message_bytes_per_s, show_rate),
-            show_known(hop.both_ways_s.median if hop.both_ways_s else None, show_seconds),
-            show_seconds(hop.wait_s.median),
-            show_share(hop.buffered_fraction),
-            UNKNOWN if hop.class_ is None else hop.class_ + ("" if hop.class_stated else "?"),
-            str(hop.verdict),
-            UNKNOWN if cost is None else show_seconds(max(cost, 0)),
-        )
-    if rest:
-        sizes = [hop.bytes for hop in rest if hop.bytes is not None]
-        rates = [hop.one_message_bytes_per_s for hop in rest]
-        table.add(
-            f"{len(rest)} others",
-            "unknown" if len(sizes) < len(rest) else show_range(sizes, show_bytes),
-            show_range([hop.one_message_s for hop in rest], show_seconds, "hidden"),
-            show_range(rates, show_rate),
-            "",
-            show_range([hop.wait_s.median for hop in rest], show_seconds),
-            "",
-            "",
-            " or ".join(sorted({str(hop.verdict) for hop in rest})),
-            "",
+            name or f"{hop.from_rank} → {hop.to_rank}",
+            show_sizes([hop.bytes for hop in alike]),
+            show_range([hop.one_message_s for hop in alike], show_seconds, "hidden"),
+            show_range([hop.one_message_bytes_per_s for hop in alike], show_rate),
+            "" if name else show_known(both_ways.median if both_ways else None, show_seconds),
+            show_range([hop.wait_s.median for hop in alike], show_seconds),
+            "" if name else show_share(hop.buffered_fraction),
+            "" if name else _show_class(hop),
+            " or ".join(sorted({str(hop.verdict) for hop in alike})),
+            "" if name else UNKNOWN if cost is None else show_seconds(max(cost, 0)),
         )
     if all(hop.class_ is None for hop in hops):  # nobody said what they are made of
         table.columns, *table.rows = (
             row[:place_of_class] + row[place_of_class + 1 :] for row in (table.columns, *table.rows)
         )
     return table
+
+
+def _show_class(hop: LinkPart) -> str:
+    return UNKNOWN if hop.class_ is None else hop.class_ + ("" if hop.class_stated else "?")

@@ -10,18 +10,18 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
 from debubble.ledger.causes import Cause
 from debubble.report.chrome import assign_tracks
 from debubble.report.lanes import Frame, decimals_of, round_distance
-from debubble.report.palette import CAUSES, DARK, KINDS, LABEL_INK, LIGHT, TILE, Ground, Look
+from debubble.report.markup import rect, safe, text
+from debubble.report.palette import DARK, KINDS, LABEL_INK, LIGHT, cause_rules, hatch_patterns
 from debubble.timeline.model import I64, PassKind, RankTimeline
-from debubble.units import printable, show_duration, show_percent
+from debubble.units import NS_PER_MS, show_duration, show_percent
 
 _WIDTH, _LEFT, _RIGHT, _PADDING = 1000, 66, 84, 14
 _ACROSS = _WIDTH - _LEFT - _RIGHT
@@ -40,7 +40,6 @@ _BETWEEN = 0.5
 # DualPipeV runs two passes side by side; of more than a few, not all stages are written below.
 _MOST_TOGETHER = 4
 _SHOWN = ("start_ns", "end_ns", "kind", "step", "microbatch")
-_NS_PER_MS = 1e6
 _XMLNS = "http://www.w3.org/2000/svg"
 _SETTING = (
     'role="img" aria-labelledby="answer"'
@@ -55,16 +54,16 @@ Box = tuple[float, float, float, float]
 
 def draw_svg(frame: Frame, answer: str) -> str:
     """Draw the step under the answer; without waits, the lanes are blank between passes."""
-    unbroken = _harmless(answer).replace(" %", "\u00a0%")
-    heading = textwrap.wrap(unbroken, _TITLE_LETTERS) or [""]
+    answer = _NO_XML.sub("\ufffd", answer)
+    heading = textwrap.wrap(answer.replace(" %", "\u00a0%"), _TITLE_LETTERS) or [""]
     top = _PADDING + _TITLE_LINE * (len(heading) + 1) + 10
     tops, bottom = _tops(frame, top)
     legend, height = _legend(frame, bottom + 44)
     parts = [
         f'<svg xmlns="{_XMLNS}" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" {_SETTING}>',
-        f'<title id="answer">{escape(_harmless(answer))}</title>',
+        f'<title id="answer">{safe(answer)}</title>',
         _style(frame),
-        f"<defs>{''.join(_patterns(frame))}</defs>",
+        f"<defs>{hatch_patterns(_seen(frame))}</defs>",
         f'<rect class="page" width="{_WIDTH}" height="{height}" rx="8"/>',
         *_heading(heading, frame),
         *_axis(frame, top, bottom),
@@ -76,22 +75,13 @@ def draw_svg(frame: Frame, answer: str) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _harmless(text: str) -> str:
-    return _NO_XML.sub("\ufffd", printable(text))
-
-
 def _style(frame: Frame) -> str:
-    def colours(ground: Ground) -> str:
-        waits = ""
-        for cause, _ in _seen(frame):
-            about = cause.about
-            fill, ink = about.fill or about.colour, about.ink
-            if ground is DARK and about.dark:
-                fill, ink = about.dark
-            waits += f".c-{cause}{{fill:{fill}}}.i-{cause}{{fill:{ink}}}"
+    def colours(ground: Mapping[str, str]) -> str:
         return (
-            f".page{{fill:{ground.page}}}.ink{{fill:{ground.ink}}}.muted{{fill:{ground.muted}}}"
-            f".line{{stroke:{ground.line}}}.lane{{fill:{ground.line};fill-opacity:.25}}{waits}"
+            f".page{{fill:{ground['ground']}}}.ink{{fill:{ground['text']}}}"
+            f".muted{{fill:{ground['muted']}}}.line{{stroke:{ground['line']}}}"
+            f".lane{{fill:{ground['line']};fill-opacity:.25}}"
+            + cause_rules(_seen(frame), in_dark=ground is DARK)
         )
 
     rest = f".n{{text-anchor:middle;fill:{LABEL_INK}}}.s{{text-anchor:middle}}"
@@ -99,18 +89,10 @@ def _style(frame: Frame) -> str:
     return f"<style>{colours(LIGHT)}{rest}{dark}</style>"
 
 
-def _patterns(frame: Frame) -> Iterator[str]:
-    for cause, look in _seen(frame):
-        yield (
-            f'<pattern id="{cause}" width="{TILE}" height="{TILE}" patternUnits="userSpaceOnUse">'
-            f'<rect class="c-{cause}" width="{TILE}" height="{TILE}"/>'
-            f'<path class="i-{cause}" d="{look.hatch}"/></pattern>'
-        )
-
-
-def _seen(frame: Frame) -> list[tuple[Cause, Look]]:
+def _seen(frame: Frame) -> list[Cause]:
+    """Return the causes of its waits, in their order."""
     causes = {wait.cause for wait in frame.waits}
-    return [(cause, look) for cause, look in CAUSES.items() if cause in causes]
+    return [cause for cause in Cause if cause in causes]
 
 
 def _heading(lines: Sequence[str], frame: Frame) -> Iterator[str]:
@@ -118,11 +100,10 @@ def _heading(lines: Sequence[str], frame: Frame) -> Iterator[str]:
     for line in lines:
         yield (
             f'<text class="ink" x="{_PADDING}" y="{y}" font-size="14" font-weight="600">'
-            f"{escape(line)}</text>"
+            f"{safe(line)}</text>"
         )
         y += _TITLE_LINE
-    shown = f"{frame.name}: {show_duration(frame.length_ns)}"
-    yield f'<text class="muted" x="{_PADDING}" y="{y}" font-size="12">{escape(shown)}</text>'
+    yield text(_PADDING, y, f"{frame.name}: {show_duration(frame.length_ns)}", "muted", size=12)
 
 
 def _tops(frame: Frame, top: int) -> tuple[dict[int, int], int]:
@@ -136,7 +117,7 @@ def _tops(frame: Frame, top: int) -> tuple[dict[int, int], int]:
 
 def _axis(frame: Frame, top: int, bottom: int) -> Iterator[str]:
     """Rule the lanes at round times."""
-    length_ms = frame.length_ns / _NS_PER_MS
+    length_ms = frame.length_ns / NS_PER_MS
     apart = round_distance(length_ms * _TICK / _ACROSS)
     places = [tick * apart for tick in range(int(length_ms / apart) + 1)]
     rules = "".join(
@@ -145,11 +126,8 @@ def _axis(frame: Frame, top: int, bottom: int) -> Iterator[str]:
     yield f'<path class="line" d="{rules}" fill="none"/>'
     for place in places:
         x = _LEFT + _ACROSS * place / length_ms
-        unit = " ms" if place == 0 else ""
-        yield (
-            f'<text class="muted" x="{x:.1f}" y="{bottom + 14}" font-size="11"'
-            f' text-anchor="middle">{place:.{decimals_of(apart)}f}{unit}</text>'
-        )
+        label = f"{place:.{decimals_of(apart)}f}{' ms' if place == 0 else ''}"
+        yield text(x, bottom + 14, label, "muted", "middle", 11)
 
 
 def _x(frame: Frame, moment_ns: int) -> float:
@@ -165,12 +143,9 @@ def _waits(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
         left, right = _x(frame, wait.start_ns), _x(frame, wait.end_ns)
         boxes[wait.cause].append((left, top, right, top + _LANE))
     for rank in frame.ranks:
-        yield (
-            f'<rect class="lane" x="{_LEFT}" y="{tops[rank.rank]}" width="{_ACROSS}"'
-            f' height="{_LANE}"/>'
-        )
-    for cause, _ in _seen(frame):
-        yield f'<path d="{_path(_join(boxes[cause]))}" fill="url(#{cause})"/>'
+        yield rect(_LEFT, tops[rank.rank], _ACROSS, _LANE, "lane")
+    for cause in _seen(frame):
+        yield f'<path d="{_path(_join(boxes[cause]))}" fill="url(#h-{cause})"/>'
 
 
 def _join(boxes: Iterable[Box]) -> list[Box]:
@@ -199,14 +174,14 @@ def _passes(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
     for rank in frame.ranks:
         for drawn in _of_rank(frame, rank, tops[rank.rank]):
             boxes[drawn.kind, drawn.other].append(drawn.box)
-            for style, size, text in drawn.numbers:
-                labels[style, size].append(text)
+            for style, size, number in drawn.numbers:
+                labels[style, size].append(number)
     for (kind, other), found in boxes.items():
         pale = ' opacity=".4"' if other else ""
         wide = [box for box in found if box[2] - box[0] > _TOLD_APART]
         narrow = _join(box for box in found if box[2] - box[0] <= _TOLD_APART)
         cut = [(left, top, right - _BETWEEN, bottom) for left, top, right, bottom in wide]
-        yield f'<path d="{_path([*cut, *narrow])}" fill="{KINDS[kind].colour}"{pale}/>'
+        yield f'<path d="{_path([*cut, *narrow])}" fill="{KINDS[kind].fill}"{pale}/>'
     for (style, size), texts in labels.items():
         yield f'<g class="{style}" font-size="{size:g}">{"".join(texts)}</g>'
 
@@ -242,11 +217,11 @@ def _of_rank(frame: Frame, rank: RankTimeline, top: int) -> Iterator[_Drawn]:
             numbers = []
             if size and microbatch >= 0:
                 middle = (left + right - _BETWEEN) / 2
-                text = _number(str(microbatch), middle, y + height / 2 + 0.36 * size)
-                numbers.append(("n", size, text))
+                number = text(middle, y + height / 2 + 0.36 * size, microbatch)
+                numbers.append(("n", size, number))
                 if len(rank.stages) > 1 and tracks[row] == 0:
-                    text = _number(stages, middle, top + _LANE + 9)
-                    numbers.append(("s muted", min(size, 9.0), text))
+                    below = text(middle, top + _LANE + 9, stages)
+                    numbers.append(("s muted", min(size, 9.0), below))
             yield _Drawn(
                 kind=PassKind(kind),
                 other=step != frame.step,
@@ -269,60 +244,43 @@ def _side_by_side(start: I64, end: I64) -> Iterator[list[int]]:
         yield together
 
 
-def _number(number: str, x: float, y: float) -> str:
-    return f'<text x="{x:.5g}" y="{y:.5g}">{number}</text>'
-
-
 def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
     """Write each rank's name before its lane, and after it how much of the step it waits."""
     for rank in frame.ranks:
         y = tops[rank.rank] + _LANE / 2 + 4
         name = f"rank {rank.rank}"
         size = min(12.0, (_LEFT - 8) / (_DIGIT * len(name)))
-        yield (
-            f'<text class="ink" x="{_LEFT - 8}" y="{y:g}" font-size="{size:.4g}" text-anchor="end">'
-            f"{name}</text>"
-        )
+        yield text(_LEFT - 8, y, name, "ink", "end", size)
         if len(rank.stages) > 1:
-            yield (
-                f'<text class="muted" x="{_LEFT - 8}" y="{tops[rank.rank] + _LANE + 9}"'
-                ' font-size="9" text-anchor="end">stage</text>'
-            )
+            yield text(_LEFT - 8, tops[rank.rank] + _LANE + 9, "stage", "muted", "end", 9)
         if frame.waits:
             waited = sum(w.end_ns - w.start_ns for w in frame.waits if w.rank == rank.rank)
-            yield (
-                f'<text class="muted" x="{_LEFT + _ACROSS + 8}" y="{y:g}" font-size="12">'
-                f"waits {show_percent(waited / frame.length_ns)}</text>"
-            )
+            words = f"waits {show_percent(waited / frame.length_ns)}"
+            yield text(_LEFT + _ACROSS + 8, y, words, "muted", size=12)
 
 
 def _legend(frame: Frame, y: int) -> tuple[list[str], int]:
     """Explain colours and hatches that were used, and return how high the picture gets."""
     entries = [
-        (f'fill="{look.colour}"', look.word, kind.name)
+        (look.fill, look.word, kind.name)
         for kind, look in KINDS.items()
         if (frame.passes.kind == kind).any()
     ]
-    entries += [(f'fill="url(#{cause})"', look.word, "") for cause, look in _seen(frame)]
+    entries += [(f"url(#h-{cause})", cause.about.word, "") for cause in _seen(frame)]
     parts, x = [], float(_PADDING)
     for fill, words, letter in entries:
         width = _SWATCH + 6 + _LETTER * len(words) + 16
         if x + width > _WIDTH:
             x, y = _PADDING, y + _LEGEND_LINE
-        parts.append(f'<rect x="{x:g}" y="{y - 12}" width="{_SWATCH}" height="16" {fill}/>')
+        parts.append(rect(x, y - 12, _SWATCH, 16, fill=fill))
         if letter:
-            parts.append(
-                f'<text class="n" x="{x + _SWATCH / 2:g}" y="{y}" font-size="11">{letter}</text>'
-            )
-        parts.append(
-            f'<text class="ink" x="{x + _SWATCH + 6:g}" y="{y}" font-size="12">{words}</text>'
-        )
+            parts.append(text(x + _SWATCH / 2, y, letter, "n", size=11))
+        parts.append(text(x + _SWATCH + 6, y, words, "ink", size=12))
         x += width
     notes = ["numbers: microbatches"]
     if (frame.passes.step != frame.step).any():
         notes.append("pale: another step")
     notes.append("hatched: waits, by cause" if frame.waits else "blank: no pass")
     y += _LEGEND_LINE
-    shown = "; ".join(notes)
-    parts.append(f'<text class="muted" x="{_PADDING}" y="{y}" font-size="12">{shown}</text>')
+    parts.append(text(_PADDING, y, "; ".join(notes), "muted", size=12))
     return parts, y + _PADDING

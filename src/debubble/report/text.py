@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from debubble.units import printable
+from debubble.units import printable, show_bytes, show_range
 
 if TYPE_CHECKING:
     from debubble.errors import Gap
@@ -40,18 +40,27 @@ def fold(
     *figures: Callable[[_Row], float | None],
     count: int = STANDING_OUT,
     keep: Callable[[_Row], bool] = lambda _row: False,
-) -> tuple[list[_Row], list[_Row]]:
-    """Part rows into those to list and those to write as one line.
+) -> Iterator[tuple[str, list[_Row]]]:
+    """Part rows into lines of a table: each by itself, and of many the others together.
 
-    Of more than `most`, those are listed that are to be kept or stand out by one of their figures.
+    Of more than `most`, those are by themselves that are to be kept or stand out by one of their
+    figures. The others come last, with a name; the name of a row is its own.
     """
-    if len(rows) <= most:
-        return list(rows), []
-    listed = {place for place, row in enumerate(rows) if keep(row)}
-    for figure in figures:
-        listed |= farthest([figure(row) for row in rows], count)
+    listed = set(range(len(rows)))
+    if len(rows) > most:
+        listed = {place for place, row in enumerate(rows) if keep(row)}
+        for figure in figures:
+            listed |= farthest([figure(row) for row in rows], count)
+    for place in sorted(listed):
+        yield "", [rows[place]]
     others = [row for place, row in enumerate(rows) if place not in listed]
-    return [rows[place] for place in sorted(listed)], others
+    if others:
+        yield f"{len(others)} others", others
+
+
+def show_sizes(sizes: Sequence[int | None]) -> str:
+    """Write sizes of messages; they are unknown where one of them is."""
+    return "unknown" if None in sizes else show_range(sizes, show_bytes)
 
 
 def farthest(values: Sequence[float | None], count: int = STANDING_OUT) -> set[int]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from html import escape as escape_html
+from types import MappingProxyType
 from typing import Any
 
 from debubble.ledger.causes import Cause
-from debubble.report.palette import CAUSES, TILE
+from debubble.report.markup import asset, digest, rect, safe, svg, text
+from debubble.report.palette import TILE, cause_rules, hatch_patterns
 from debubble.units import (
     counted,
-    printable,
     show_bytes,
     show_change,
     show_count,
@@ -21,12 +19,6 @@ from debubble.units import (
     show_seconds,
     show_share,
 )
-
-
-def escape(text: str) -> str:
-    """Return a stranger's text as the page may hold it."""
-    return escape_html(printable(text, breaks=True))
-
 
 _METRICS = {
     "bubble_fraction": "bubble",
@@ -64,7 +56,7 @@ def say_learning(drifts: Iterable[Mapping[str, Any]], needed: int) -> str:
 
 def say_cause(change: Mapping[str, Any]) -> str:
     """Say what a cause takes of a batch, and what it took."""
-    word = next((look.word for cause, look in CAUSES.items() if cause == change["cause"]), "?")
+    word = Cause(change["cause"]).about.word if change["cause"] in set(Cause) else "?"
     before, after = show_seconds(change["before_s"]), show_seconds(change["after_s"])
     return f"{word} went from {before} to {after} of a batch"
 
@@ -89,20 +81,8 @@ def show_metric(metric: str, value: float | None) -> str:
     )
 
 
-_STYLE = """
-body{font:15px/1.45 system-ui,sans-serif;max-width:70rem;margin:2rem auto;
-padding:0 1rem;color:#1b1f24}
-h1{font-size:1.4rem}h2{margin-top:2.2rem;font-size:1.15rem}h3{font-size:1rem;margin:1rem 0 .2rem}
-table{border-collapse:collapse;margin:.6rem 0}td,th{padding:.25rem .6rem;text-align:left;
-border-bottom:1px solid #d8dee4;font-variant-numeric:tabular-nums}
-.wide{overflow-x:auto}td:first-child{white-space:nowrap}td:nth-child(2){overflow-wrap:anywhere;min-width:8rem}
-.alert{border-left:4px solid #b42318;background:#fef3f2;padding:.5rem .9rem;margin:.5rem 0}
-.done{border-color:#8c959f;background:#f6f8fa}.trends{display:flex;flex-wrap:wrap;gap:1rem}
-dl{display:grid;grid-template-columns:max-content 1fr;gap:.2rem 1rem;margin:.8rem 0}
-dt{font-weight:600}dd{margin:0}figure{margin:0;max-width:370px}figcaption{font-size:.85rem;color:#57606a}pre{overflow:auto;background:#f6f8fa;
-padding:1rem;font-size:13px}form{display:inline}button{font:inherit}small{color:#57606a}
-"""
-STYLE_POLICY = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
+_STYLE = asset("watch.css") + cause_rules(Cause)
+STYLE_POLICY = f"'{digest(_STYLE)}'"
 """What the page's Content-Security-Policy allows: this style sheet and no other."""
 
 _WORDS = (
@@ -115,8 +95,6 @@ _WORDS = (
 _WIDTH, _HEIGHT, _MARGIN = 370, 124, 6
 # What is written on the axes has its place left of the curve, and below it.
 _LEFT, _BELOW = 118, 18
-_LINE, _ALERT, _GRID, _INK = "#0969da", "#b42318", "#d8dee4", "#57606a"
-_THEORY = "#b35900"
 _ALL = "<a href='/'>All</a>"
 # Of causes: what is less than this of a batch in every capture is not drawn.
 _LEAST_DRAWN = 0.01
@@ -148,29 +126,27 @@ def status_page(view: Mapping[str, Any]) -> str:
 def capture_page(pipeline: str, capture: Mapping[str, Any]) -> str:
     """Draw the report of one capture."""
     parts = [
-        f"<h1>{escape(pipeline)}: {escape(capture['capture'])}</h1>",
-        f"<p>{show_time(capture['captured_s'])}, {escape(capture['state'])}. {_ALL}</p>",
+        f"<h1>{safe(pipeline)}: {safe(capture['capture'])}</h1>",
+        f"<p>{show_time(capture['captured_s'])}, {safe(capture['state'])}. {_ALL}</p>",
     ]
     if capture.get("problem"):
-        parts.append(f"<p class='alert'>{escape(capture['problem'])}</p>")
+        parts.append(f"<p class='alert'>{safe(capture['problem'])}</p>")
     if "report" in capture:
         # Sentences wrap, tables do not.
         said, _, tables = capture["report"].partition("\n\n")
         answer, *findings = said.splitlines() or [""]
         context = _context(capture)
-        parts.append(
-            f"<p>Of {context}.{_plan(capture)}</p><p><strong>{escape(answer)}</strong></p>"
-        )
-        items = "".join(f"<li>{escape(line.removeprefix('- '))}</li>" for line in findings)
+        parts.append(f"<p>Of {context}.{_plan(capture)}</p><p><strong>{safe(answer)}</strong></p>")
+        items = "".join(f"<li>{safe(line.removeprefix('- '))}</li>" for line in findings)
         parts.append(f"<ul>{items}</ul>" if items else "")
-        parts.append(f"<pre>{escape(tables)}</pre>" if tables else "")
+        parts.append(f"<pre>{safe(tables, breaks=True)}</pre>" if tables else "")
     return _document(f"{pipeline}: {capture['capture']}", parts)
 
 
 def _document(title: str, parts: Sequence[str]) -> str:
     head = "<meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
     return (
-        f"<!doctype html><html lang='en'><head>{head}<title>{escape(title)}</title>"
+        f"<!doctype html><html lang='en'><head>{head}<title>{safe(title)}</title>"
         f"<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>"
     )
 
@@ -179,7 +155,7 @@ def _alert(alert: Mapping[str, Any]) -> str:
     done = alert["acknowledged_s"] is not None
     action = f"/alerts/{int(alert['id'])}/acknowledge"
     form = f"<form method='post' action='{action}'><button>Acknowledge</button></form>"
-    words = [f"<strong>{escape(alert['kind'])}</strong> {escape(alert.get('message', ''))}"]
+    words = [f"<strong>{safe(alert['kind'])}</strong> {safe(alert.get('message', ''))}"]
     change = alert.get("batch_latency_s")
     if isinstance(change, dict):
         moved, slower = (
@@ -193,8 +169,8 @@ def _alert(alert: Mapping[str, Any]) -> str:
 
 def _pipeline(pipeline: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
     mine = [alert for alert in alerts if alert["pipeline"] == pipeline["name"]]
-    parts = [f"<h2>{escape(pipeline['name'])}</h2>"]
-    parts += [f"<p class='alert'>{escape(trouble)}</p>" for trouble in pipeline["troubles"]]
+    parts = [f"<h2>{safe(pipeline['name'])}</h2>"]
+    parts += [f"<p class='alert'>{safe(trouble)}</p>" for trouble in pipeline["troubles"]]
     parts += [_answers(pipeline), _latest(pipeline)]
     drawn = [_trend(trend, mine) for trend in pipeline["trends"]]
     drawn += [_causes(trend, mine) for trend in pipeline["trends"] if trend.get("causes")]
@@ -272,11 +248,11 @@ def _plan(capture: Mapping[str, Any]) -> str:
     plan = capture.get("plan")
     if plan is None:
         why = capture.get("no_plan")
-        return f" No plan is watched: {escape(why)}." if why else ""
+        return f" No plan is watched: {safe(why)}." if why else ""
     if not plan["change"]:
         return " By this capture nothing that was tried is sure to gain."
     gain = show_share(plan["gain"])
-    return f" By this capture {escape(plan['change'])} would gain {gain} of throughput."
+    return f" By this capture {safe(plan['change'])} would gain {gain} of throughput."
 
 
 def _context(capture: Mapping[str, Any]) -> str:
@@ -290,34 +266,34 @@ def _row(pipeline: str, capture: Mapping[str, Any]) -> str:
     numbers = capture.get("numbers", {})
     rate = numbers.get("microbatches_per_s")
     cells = [
-        escape(str(capture.get("context_bucket") or "–")),
+        safe(str(capture.get("context_bucket") or "–")),
         show_metric("bubble_fraction", numbers.get("bubble_fraction")),
         show_metric("batch_latency_s", numbers.get("batch_latency_s")),
         "–" if rate is None else show_number(rate),
     ]
     if capture["state"] != "stored":
-        cells.append(escape(capture["state"]))
+        cells.append(safe(capture["state"]))
     return _cells(pipeline, capture, *cells)
 
 
 def _given_up(pipeline: str, capture: Mapping[str, Any]) -> str:
     action = f"{_link(pipeline, capture)}/retry"
     form = f"<form method='post' action='{action}'><button>Try again</button></form>"
-    return _cells(pipeline, capture, escape(capture.get("problem") or ""), form)
+    return _cells(pipeline, capture, safe(capture.get("problem") or ""), form)
 
 
 def _cells(pipeline: str, capture: Mapping[str, Any], *cells: str) -> str:
     when = show_time(capture["captured_s"]).removesuffix(" UTC")
-    name = f"<a href='{_link(pipeline, capture)}'>{escape(capture['capture'])}</a>"
+    name = f"<a href='{_link(pipeline, capture)}'>{safe(capture['capture'])}</a>"
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in (when, name, *cells))}</tr>"
 
 
 def _link(pipeline: str, capture: Mapping[str, Any]) -> str:
-    return f"/pipelines/{escape(pipeline)}/captures/{int(capture['id'])}"
+    return f"/pipelines/{safe(pipeline)}/captures/{int(capture['id'])}"
 
 
-_Layer = tuple[Sequence[Sequence[float]], str, str]
-"""When and what along a line, its colour, and what fills it."""
+_Line = Sequence[Sequence[float]]
+"""When, and what."""
 
 
 def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
@@ -325,11 +301,12 @@ def _trend(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str
     metric, points, theory = trend["metric"], trend["points"], trend.get("theory")
     now = show_metric(metric, points[-1][1])
     caption = f"{_named(trend)}: {now} in the last of {counted(len(points), 'capture')}"
-    layers: list[_Layer] = [(points, _LINE, "none")]
+    lines = {"line": points}
     if theory:
-        layers.append((theory, _THEORY, "none"))
-        caption += f"; {_key(_THEORY, f'theory {show_metric(metric, theory[-1][1])}')}"
-    return _figure(trend, caption, layers, alerts)
+        lines["theory"] = theory
+        words = f"theory {show_metric(metric, theory[-1][1])}"
+        caption += f"; {_key(rect(0, 0, TILE, TILE, 'theory'), words)}"
+    return _figure(trend, caption, alerts, lines=lines)
 
 
 def _causes(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> str:
@@ -338,47 +315,38 @@ def _causes(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> st
     took = {cause: dict(map(tuple, line)) for cause, line in trend["causes"].items()}
     least = _LEAST_DRAWN * max(sum(line.get(at, 0.0) for line in took.values()) for at in times)
     shown = [cause for cause in Cause if max(took.get(cause, {0: 0.0}).values()) > least]
-    layers: list[_Layer] = []
+    areas: dict[Cause, _Line] = {}
     below = [0.0] * len(times)
     for cause in shown:
         above = [low + took[cause].get(at, 0.0) for low, at in zip(below, times, strict=True)]
         edge = [*zip(times, above, strict=True), *zip(times[::-1], below[::-1], strict=True)]
-        layers.append((edge, "none", f"url(#{cause})"))
-        below = above
-    keys = ", ".join(_key(f"url(#{cause})", CAUSES[cause].word) for cause in shown)
-    caption = f"{_named(trend, 'a batch by cause')}, from below: {keys}"
-    return _figure(trend, caption, layers, alerts, "".join(map(_pattern, shown)))
-
-
-def _pattern(cause: Cause) -> str:
-    """Draw a tile of a cause as it looks in every picture."""
-    look = CAUSES[cause]
-    return (
-        f"<pattern id='{cause}' width='{TILE}' height='{TILE}' patternUnits='userSpaceOnUse'>"
-        f"<rect width='{TILE}' height='{TILE}' fill='{look.colour}'/>"
-        f"<path d='{look.hatch}' fill='{cause.about.ink}'/></pattern>"
+        areas[cause], below = edge, above
+    keys = ", ".join(
+        _key(rect(0, 0, TILE, TILE, fill=f"url(#h-{cause})"), cause.about.word) for cause in shown
     )
+    caption = f"{_named(trend, 'a batch by cause')}, from below: {keys}"
+    return _figure(trend, caption, alerts, areas=areas)
 
 
-def _key(fill: str, word: str) -> str:
-    size = f"width='{TILE}' height='{TILE}'"
-    return f"<svg {size}><rect {size} fill='{fill}'/></svg> {word}"
+def _key(sign: str, word: str) -> str:
+    return f"<svg width='{TILE}' height='{TILE}'>{sign}</svg> {word}"
 
 
 def _named(trend: Mapping[str, Any], name: str = "") -> str:
-    name = escape(name or say_metric(trend["metric"]))
+    name = safe(name or say_metric(trend["metric"]))
     return f"{name}, {say_bucket(trend['context_bucket'])}" if trend["context_bucket"] else name
 
 
 def _figure(
     trend: Mapping[str, Any],
     caption: str,
-    layers: Sequence[_Layer],
     alerts: Sequence[Mapping[str, Any]],
-    patterns: str = "",
+    *,
+    lines: Mapping[str, _Line] = MappingProxyType({}),
+    areas: Mapping[Cause, _Line] = MappingProxyType({}),
 ) -> str:
-    """Draw lines in a frame with its axes, the captures that raised an alert marked."""
-    values = [value for points, *_ in layers for _, value in points]
+    """Draw lines or areas in a frame with its axes, the captures that raised an alert marked."""
+    values = [value for points in (*lines.values(), *areas.values()) for _, value in points]
     low, high = min(values), max(values)
     height = (high - low) or abs(high) or 1.0
     first, last = trend["points"][0][0], trend["points"][-1][0]
@@ -390,35 +358,27 @@ def _figure(
         down = bottom - _MARGIN - (bottom - 2 * _MARGIN) * (value - low) / height
         return round(across, 1), round(down, 1)
 
-    drawn = f"<defs>{patterns}</defs>" if patterns else ""
-    for points, colour, fill in layers:
+    drawn = rect(_LEFT, 0, _WIDTH - _LEFT, bottom, "frame")
+    drawn += f"<defs>{hatch_patterns(areas)}</defs>" if areas else ""
+    for cause, points in areas.items():
+        path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
+        drawn += f"<polygon points='{path}' fill='url(#h-{cause})'/>"
+    for style, points in lines.items():
         corners = [place(*point) for point in points]
         path = " ".join(f"{x},{y}" for x, y in corners)
-        drawn += f"<polyline points='{path}' fill='{fill}' stroke='{colour}' stroke-width='1.5'/>"
-        drawn += f"<circle cx='{corners[-1][0]}' cy='{corners[-1][1]}' r='3' fill='{colour}'/>"
+        end = f"<circle cx='{corners[-1][0]}' cy='{corners[-1][1]}' r='3'/>"
+        drawn += f"<g class='{style}'><polyline points='{path}'/>{end}</g>"
     for x, _ in (place(alert["raised_s"], low) for alert in alerts if _concerns(alert, trend)):
         if _LEFT <= x <= _WIDTH:
-            drawn += f"<line x1='{x}' x2='{x}' y1='0' y2='{bottom}' stroke='{_ALERT}' "
-            drawn += "stroke-dasharray='3 3'/>"
+            drawn += f"<line class='alerted' x1='{x}' x2='{x}' y1='0' y2='{bottom}'/>"
     for value in dict.fromkeys((low, high)):
-        said = show_metric(trend["metric"], value)
-        drawn += _tick(_LEFT - 6, place(first, value)[1] + 4, said, "end")
-    drawn += _tick(_LEFT, _HEIGHT - 4, _clock(first), "start")
+        words = show_metric(trend["metric"], value)
+        drawn += text(_LEFT - 6, place(first, value)[1] + 4, words, anchor="end")
+    drawn += text(_LEFT, _HEIGHT - 4, _clock(first))
     if last > first:
-        drawn += _tick(_WIDTH - _MARGIN, _HEIGHT - 4, _clock(last), "end")
-    return (
-        f"<figure><svg width='{_WIDTH}' height='{_HEIGHT}' role='img' "
-        f"aria-label='{_named(trend)}'><rect x='{_LEFT}' width='{_WIDTH - _LEFT}' "
-        f"height='{bottom}' fill='none' stroke='{_GRID}'/>{drawn}</svg>"
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
-
-
-def _tick(x: float, y: float, words: str, anchor: str) -> str:
-    return (
-        f"<text x='{x}' y='{y}' text-anchor='{anchor}' font-size='11' fill='{_INK}'>"
-        f"{escape(words)}</text>"
-    )
+        drawn += text(_WIDTH - _MARGIN, _HEIGHT - 4, _clock(last), anchor="end")
+    picture = svg(_WIDTH, _HEIGHT, drawn, _named(trend))
+    return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
 def _clock(at_s: float) -> str:

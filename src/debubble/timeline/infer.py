@@ -87,6 +87,7 @@ from debubble.timeline.transfers import (
     Shift,
     Shifts,
     answers_lag,
+    count_cut_off,
     find_shifts,
     match_transfers,
     pair_with_more,
@@ -327,7 +328,7 @@ def _batches_before(
     """Return what to add to a rank's count of batches, where captures began at different ones; and
     how many fewer may lie between the first rank and the last than that tells, and how many more.
     """  # noqa: D205 (one sentence)
-    posted = {rank.rank for rank in ranks}
+    posted = {rank.rank: rank.posted for rank in ranks}
     turns = {rank.rank: turns for rank in ranks if (turns := find_turns(rank.trace)) is not None}
     first, fewer = [0], 0
     more: int | None = 0
@@ -343,6 +344,8 @@ def _batches_before(
                     more = None if least is None else more + (found.first - least) // each
             if left in turns and right in turns:
                 shift = _batches_apart(transfers, (left, right), turns[left], turns[right])
+            else:
+                shift -= count_cut_off(posted[left].messages, chain.beside(left))
         first.append(first[-1] + shift)
     before = {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}
     return before, (fewer, more)

@@ -15,9 +15,11 @@ the pipeline: no kernel of it is work.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from debubble.timeline.model import (
@@ -27,6 +29,7 @@ from debubble.timeline.model import (
     Columns,
     Flags,
     Meetings,
+    RankTimeline,
     Role,
     Timeline,
     join_columns,
@@ -34,6 +37,7 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.work import Work
 from debubble.trace.columns import Group, Operation, RankTrace
+from debubble.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +177,26 @@ def _shift(reference: Attendance, other: Attendance) -> int:
         apart = float(np.median(np.abs(reference.end_ns[mine] - other.end_ns[theirs])))
         best = min(best, (apart, shift))
     return best[1]
+
+
+class LateRank(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a rank waits for most in collectives of its stage."""
+
+    rank: int
+    late_rank: int
+    wait_s: float
+    """Over all that was captured."""
+
+
+def latest_in_collectives(rank: RankTimeline) -> LateRank | None:
+    """Return the rank that one waits for longest in collectives; None where it waits for none."""
+    waits, met = Counter[int](), rank.shared
+    for late, waited in zip(
+        met.late.tolist(), (met.arrived_ns - met.start_ns).tolist(), strict=True
+    ):
+        if late >= 0:
+            waits[late] += waited
+    if not waits:
+        return None
+    late, waited = waits.most_common(1)[0]
+    return LateRank(rank=rank.rank, late_rank=late, wait_s=waited / NS_PER_S)

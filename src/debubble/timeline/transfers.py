@@ -31,6 +31,7 @@ from debubble.timeline.model import (
     join_columns,
     rows_by_hop,
 )
+from debubble.timeline.passes import Neighbours
 from debubble.timeline.work import Messages
 from debubble.units import NS_PER_S
 
@@ -344,6 +345,15 @@ def answers_lag(first: RankMessages, following: int, last: int) -> bool:
         if len(sent) and len(received) and received[0] < sent[0]:
             return True
     return False
+
+
+def count_cut_off(messages: Messages, beside: Neighbours) -> int:
+    """Return how many sends go on with batches whose receive was before the rank's capture."""
+    if beside.previous is None or beside.next is None:
+        return 0
+    receives = np.flatnonzero((messages.peer == beside.previous) & ~messages.is_send)
+    sends = np.flatnonzero((messages.peer == beside.next) & messages.is_send)
+    return int((sends < receives[0]).sum()) if len(receives) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

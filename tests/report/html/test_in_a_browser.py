@@ -13,7 +13,7 @@ from support.services.console import type_command
 from support.traces.recordings import H200
 
 from debubble.ledger.ledger import list_waits
-from debubble.report.html.palette import DARK, KINDS, LIGHT
+from debubble.report.palette import DARK, KINDS, LIGHT
 from debubble.timeline.model import PassKind
 
 pytestmark = pytest.mark.service
@@ -126,14 +126,6 @@ def test_turning_the_wheel_with_control_zooms_to_the_pointer_and_memory_follows(
     assert (memory["from"], memory["to"]) == (after["from"], after["to"])
 
 
-def test_the_wheel_alone_scrolls_the_page(page):
-    x, y, *_ = box(page)
-    before = state(page)
-    page.mouse("mouseWheel", x + 300, y + 30, deltaX=0, deltaY=120)
-    page.settle()
-    assert state(page)["to"] == before["to"]
-
-
 def test_a_drag_pans_and_a_drag_with_shift_marks_a_stretch(page):
     x, y, width, _ = box(page)
     plot = width - LEFT - RIGHT
@@ -147,17 +139,6 @@ def test_a_drag_pans_and_a_drag_with_shift_marks_a_stretch(page):
     panned = state(page)
     assert panned["from"] == pytest.approx(0.24 * whole, rel=0.01)
     assert panned["to"] - panned["from"] == pytest.approx(marked["to"] - marked["from"])
-
-
-def test_keys_and_buttons_do_the_same(page):
-    whole = state(page)["to"]
-    press = f"{LANES}.dispatchEvent(new KeyboardEvent('keydown', {{key: '%s'}}))"
-    page.evaluate(press % "+")
-    page.settle()
-    assert state(page)["to"] < whole
-    page.evaluate("document.querySelector('button[data-act=all]').click()")
-    page.settle()
-    assert state(page)["to"] == whole
 
 
 def test_pointing_at_a_wait_says_who_was_waited_for(page, recorded):
@@ -180,11 +161,6 @@ def test_pointing_at_a_wait_says_who_was_waited_for(page, recorded):
     page.mouse("mouseMoved", x + 5, y - 20)
     page.settle()
     assert page.evaluate("document.getElementById('tip').hidden")
-
-
-def test_messages_are_drawn_between_lanes_once_there_is_room(page, recorded):
-    step = recorded.ledger.steps[0]
-    assert state(page)["links"] == len(step.program.messages)
 
 
 def test_another_step_and_another_pipeline_can_be_chosen(page, recorded):

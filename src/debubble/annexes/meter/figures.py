@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 from debubble.annexes import drift
 from debubble.annexes.meter.record import END, OP, PASSES, PEER, STAGE, START, Step
+from debubble.units import NS_PER_S
 
 # A job has many ranks, and steps enough: the reference may be longer than that of captures.
 CHART = drift.Chart(sides="up", reference=4 * drift.REFERENCE)
 # A rank with so much more to do than the median of its pipeline drags it, also if it always did.
 _DRAGS = 0.05
 _REMEMBERED = 32
-_NS_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +195,8 @@ class RankFigures:
         if not recent:
             return []
         found = [
-            Figure("step_seconds", {}, median(one.step_ns for one in recent) / _NS_PER_S),
-            Figure("busy_seconds", {}, median(one.busy_ns for one in recent) / _NS_PER_S),
+            Figure("step_seconds", {}, median(one.step_ns for one in recent) / NS_PER_S),
+            Figure("busy_seconds", {}, median(one.busy_ns for one in recent) / NS_PER_S),
         ]
         for peer in sorted({peer for one in recent for peer in one.received}):
             waited = median(one.waits_ns.get(peer, 0) for one in recent)
@@ -204,14 +204,14 @@ class RankFigures:
             hop = self.quickest_ns[peer]
             moving = min(waited, messages * hop)
             whom = {"for_rank": str(peer)}
-            found.append(Figure("wait_seconds", whom, (waited - moving) / _NS_PER_S))
-            found.append(Figure("transfer_seconds", {"from_rank": str(peer)}, moving / _NS_PER_S))
-            found.append(Figure("hop_seconds", {"from_rank": str(peer)}, hop / _NS_PER_S))
+            found.append(Figure("wait_seconds", whom, (waited - moving) / NS_PER_S))
+            found.append(Figure("transfer_seconds", {"from_rank": str(peer)}, moving / NS_PER_S))
+            found.append(Figure("hop_seconds", {"from_rank": str(peer)}, hop / NS_PER_S))
         for stage, kind in sorted({name for one in recent for name in one.passes_ns}):
             name = (stage, kind)
             length = median(one.passes_ns[name] for one in recent if name in one.passes_ns)
             where = {"stage": str(stage), "pass": kind}
-            found.append(Figure("pass_seconds", where, length / _NS_PER_S))
+            found.append(Figure("pass_seconds", where, length / NS_PER_S))
         return found
 
 

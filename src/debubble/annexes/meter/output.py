@@ -27,10 +27,9 @@ from debubble.capture.files import capture_name
 from debubble.capture.labels import Pipeline
 from debubble.capture.sidecar import SCHEMA, RankOfJob, describe_environment, describe_memory
 from debubble.errors import UsageError
-from debubble.units import replacing, show_percent, show_share
+from debubble.units import NS_PER_S, replacing, show_percent, show_share
 
 HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer,memory_bytes,host"
-_NS_PER_S = 1e9
 _PREFIX = "debubble_meter_"
 _HELP = {
     "step_seconds": "From the start of one step to the start of the next.",
@@ -85,7 +84,7 @@ class Table:
                 f"{row[END] - start},{rank},{row[BYTES]},{row[PEER]},{memory_bytes},{host}"
             )
             host = ""
-        self._lengths.append((step.end_ns - step.start_ns) / _NS_PER_S)
+        self._lengths.append((step.end_ns - step.start_ns) / NS_PER_S)
         return done
 
     def close(self) -> Segment | None:

@@ -30,7 +30,6 @@ _POLL_S_PER_RANK = 0.001
 _POLLS_AHEAD, _STEPS_AHEAD = 4, 4
 # A page of another site cannot send this without asking first, and is never answered.
 _HEADER = "X-Debubble"
-_LONGEST_PATH = 100
 
 
 class Agreement:
@@ -132,9 +131,8 @@ class LocalServer:
             timeout = 5
 
             def do_GET(self) -> None:
-                path = self.path[:_LONGEST_PATH]
-                if path in pages:
-                    make, kind = pages[path]
+                if self.path in pages:
+                    make, kind = pages[self.path]
                     self._answer(200, make(), kind)
                 else:
                     self._answer(404, "metrics, straggler, capture\n")

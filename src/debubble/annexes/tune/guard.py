@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _POLL_S = 0.05
 _PROC = Path("/proc")
 # As shells say it: ended by a signal, or not to be started at all.
-_SIGNALLED, _NOT_STARTED = 128, 127
+SIGNALLED, _NOT_STARTED = 128, 127
 
 
 def main(words: list[str]) -> int:
@@ -45,8 +45,8 @@ def main(words: list[str]) -> int:
     code = command.returncode
     end_all(command.pid)
     if code is None:
-        return _SIGNALLED + signal.SIGKILL
-    return code if code >= 0 else _SIGNALLED - code
+        return SIGNALLED + signal.SIGKILL
+    return code if code >= 0 else SIGNALLED - code
 
 
 def end_all(group: int) -> None:

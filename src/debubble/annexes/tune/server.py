@@ -56,10 +56,6 @@ TRACES = "traces"
 RESULTS, LOAD_LOG = "load", "load.log"
 """Likewise: what the load wrote of its users, and what it printed."""
 _POLL_S = 0.2
-_ASK_S = 5.0
-# Engines answer with a word, or with the names of their models.
-_LONGEST_WORD = 1 << 20
-_HTTP_OK, _HTTP_NOT_FOUND = 200, 404
 # Large models are read from a network's disks: many minutes.
 _READY_S = 1800.0
 # Long enough for some hundred batches, short enough for the file to be read; and as long before and
@@ -93,15 +89,12 @@ class Server:
     def answers(self) -> bool:
         """Tell whether it is ready to serve."""
         for route in ("health", "v1/models"):
-            page = Request(
-                url=f"{self.url.rstrip('/')}/{route}", patience_s=_ASK_S, most_bytes=_LONGEST_WORD
-            )
             try:
-                status = fetch(page).status
+                reply = fetch(Request(url=f"{self.url.rstrip('/')}/{route}"))
             except NoAnswer:
                 return False
-            if status != _HTTP_NOT_FOUND:
-                return status == _HTTP_OK
+            if reply.status != 404:
+                return reply.ok
         return False
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from debubble.analysis import Analysis, analyse_served
+from debubble.annexes.tune.guard import SIGNALLED
 from debubble.annexes.tune.setting import Setting, Template
 from debubble.capture.files import list_captures, prepare_out, remove_captures
 from debubble.capture.settings import Settings, environment_for
@@ -43,8 +44,6 @@ _OUT_OF_MEMORY = re.compile(
     rb"out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|can't allocate memory",
     re.IGNORECASE,
 )
-# As a shell says it: ended by a signal, of which 9 is the kernel's own, and an administrator's.
-_SIGNALLED, _KILL = 128, 9
 # Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
 # those of a disturbed one 2.5 % and more, by 6.
 STEADY = 0.02
@@ -277,9 +276,9 @@ def say_failure(ended: ProcessEnd, log: Path) -> tuple[Kind, str]:
     if _OUT_OF_MEMORY.search(tail):
         return Kind.OUT_OF_MEMORY, words
     code = ended.code or 0
-    how = f"signal {code - _SIGNALLED}" if code > _SIGNALLED else f"exit code {code}"
-    if code == _SIGNALLED + _KILL:
-        how = f"killed (signal {_KILL}); out of memory is one cause"
+    how = f"signal {code - SIGNALLED}" if code > SIGNALLED else f"exit code {code}"
+    if code == SIGNALLED + signal.SIGKILL:
+        how = f"killed (signal {signal.SIGKILL:d}); out of memory is one cause"
     said = f"{how}: {words}" if words else how
     if ended.out_of_memory:
         return Kind.OUT_OF_MEMORY, f"the kernel ended a process for memory; {said}"

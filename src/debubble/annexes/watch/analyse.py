@@ -22,7 +22,6 @@ from debubble.report.answers.find import answer_find
 from debubble.report.answers.server_plan import answer_server_plan
 from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
-from debubble.serving.question import ServerQuestion
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
@@ -37,9 +36,9 @@ THEORY, CAUSE = "theory", "cause/"
 _REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
-_ORPHAN_POLL_S = 1.0
-# An alarm that rings in a destructor is swallowed there: it rings again.
-_AGAIN_S = 1.0
+# Between two looks for the service; and between two alarms, for one that rings in a destructor is
+# swallowed there.
+_LOOK_S = 1.0
 # Clocks that count from a machine's start are younger than those that count from 1970.
 _CALENDAR_S = 1e9
 
@@ -153,7 +152,7 @@ def analyse(task: Task) -> Outcome:
         raise _TooLate
 
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _AGAIN_S)
+    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _LOOK_S)
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
@@ -300,7 +299,7 @@ def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
 def _plan_server(run: Analysis) -> tuple[PlannedChange | None, str]:
     """Plan a stream on the traffic that it had when it was captured, or say why not."""
     try:
-        answer = answer_server_plan(run, ServerQuestion())
+        answer = answer_server_plan(run, run.plan_server())
     except DebubbleError as error:
         return None, str(error)
     if answer.recommended is None:
@@ -328,7 +327,7 @@ def prepare_worker(service: int) -> None:
 
     def end_when_orphaned() -> None:
         while os.getppid() == service:
-            time.sleep(_ORPHAN_POLL_S)
+            time.sleep(_LOOK_S)
         os._exit(1)
 
     threading.Thread(target=end_when_orphaned, daemon=True).start()

@@ -27,8 +27,6 @@ from debubble.trace.digest.content import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import parse_period, parse_share
 
-# Each is a label; more than these are another service.
-MOST_SOURCES = 100
 # A name is a label of metrics and a part of addresses.
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,63}")
 _SHORTEST_TOKEN = 16
@@ -205,8 +203,6 @@ def _check(config: Config) -> None:
     """Refuse what is wrong only together."""
     if not config.sources:
         raise UsageError("there is nothing to watch", hint="add a [[source]]")
-    if len(config.sources) > MOST_SOURCES:
-        raise UsageError(f"more than {MOST_SOURCES} sources", hint="run several services")
     if len({source.name for source in config.sources}) < len(config.sources):
         raise UsageError("two sources have one name", hint="give every [[source]] its own name")
     if config.listen.token is None and not is_loopback(config.listen.host):

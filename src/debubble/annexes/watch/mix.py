@@ -24,10 +24,6 @@ RETRY_SHARE = 0.1
 _LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
 _BOUND = re.compile(r'[{,]\s*le="([0-9.eE+-]+|\+Inf)"')
 
-PATIENCE_S = 5.0
-# An engine's page is some hundred kilobytes.
-_LARGEST_PAGE = 16 * 1024 * 1024
-_HTTP_OK = 200
 # No prompt is longer: a bound above is as good as none.
 _LONGEST_PROMPT = 1 << 30
 
@@ -43,14 +39,11 @@ class ServerMetrics:
 
 def ask_server(url: str) -> ServerMetrics:
     """Read an engine's metrics; one that has none tells nothing."""
-    page = Request(
-        url=f"{url.rstrip('/')}/metrics", patience_s=PATIENCE_S, most_bytes=_LARGEST_PAGE
-    )
     try:
-        reply = fetch(page)
+        reply = fetch(Request(url=f"{url.rstrip('/')}/metrics"))
     except NoAnswer as error:
         raise CaptureError(error.message, hint="does the server run?") from error
-    if reply.status != _HTTP_OK:
+    if not reply.ok:
         return ServerMetrics()
     text = reply.body.decode("utf-8", "replace")
     return parse_metrics(text)

@@ -41,18 +41,13 @@ _T = TypeVar("_T")
 
 # Whatever a worker's libraries leave behind goes with it after so many captures.
 _CAPTURES_A_WORKER = 200
-# Before a store that is away is asked again.
-_STORE_PAUSE_S = 5.0
-# However often a source is to be looked into: a scan reads the whole folder.
-_SHORTEST_POLL_S = 0.05
 # How old what is shown may be.
 _REFRESH_S = 1.0
-# The longest sleep between two looks at the clock: it may be set, and the machine may sleep.
-_LONGEST_SLEEP_S = 30.0
 # Before a capture is taken up again, for each time that the service died of it, as far as is known:
 # a service that dies of something else, again and again, has died by then.
 _SUSPECT_WAIT_S = 10.0
-# Between two looks for captures that are to be taken up again, or alerts that are to be sent.
+# Between two looks for captures that are to be taken up again, for alerts that are to be sent, for
+# a store that was away, and at the clock: it may be set, and the machine may sleep.
 _POLL_S = 2.0
 # After a stop, for analyses to end; then the next service begins them anew.
 _GRACE_S = 10.0
@@ -165,7 +160,7 @@ class Service:
                 log("store_away", level="error", problem=str(error))
             else:
                 return found
-            await self._sleep(_STORE_PAUSE_S)
+            await self._sleep(_POLL_S)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, or less where the service stops."""
@@ -241,7 +236,7 @@ class Service:
                 count = await self._in_thread(prune, source, self.journal)
                 if count:
                     log("pruned", source=source.name, captures=count)
-            await self._sleep(max(_SHORTEST_POLL_S, source.poll_s))
+            await self._sleep(source.poll_s)
 
     async def _take(self, source: Source, ready: ReadyCapture) -> None:
         """Claim a capture and see it through; the caller gave it a slot."""
@@ -357,7 +352,7 @@ class Service:
         while not self._stopping.is_set():
             left = due - time.time()
             if left > 0:
-                await self._sleep(min(left, _LONGEST_SLEEP_S))
+                await self._sleep(min(left, _POLL_S))
                 continue
             async with self._capturing:
                 if self._stopping.is_set():

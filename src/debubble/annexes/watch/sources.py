@@ -30,9 +30,6 @@ from debubble.trace.run import find_run, named_like_a_trace, read_run
 from debubble.trace.source import DEFAULT_LIMITS, is_url, locate, plain_errors
 from debubble.units import printable
 
-# Of names that cannot be taken in.
-_SHOWN_NAMES = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -71,9 +68,8 @@ class Scanner:
         """Return what is complete and not claimed, the oldest first."""
         listed = list(list_files(self.source.folder))
         others = [printable(entry.file) for entry in listed if not _is_text(entry.file)]
-        shown = ", ".join(others[:_SHOWN_NAMES])
         self.unreadable_names = (
-            f"{len(others)} with a name that is no UTF-8: {shown}" if others else ""
+            f"{len(others)} with a name that is no UTF-8, such as {others[0]}" if others else ""
         )
         entries = {entry.file: entry for entry in listed if _is_text(entry.file)}
         self._done &= set(entries.values())

@@ -12,11 +12,8 @@ from debubble.annexes.watch.views import SCHEMA, alert_view
 from debubble.capture.fetch import Request, fetch
 from debubble.errors import CaptureError, mask_secrets
 
-PATIENCE_S = 5.0
 # With the longest wait between them, about a day.
 MOST_ATTEMPTS = 300
-_LONGEST_ANSWER = 1 << 20
-_HTTP_REFUSED = 300
 
 
 def deliver(journal: Journal, delivery: Delivery) -> bool:
@@ -50,10 +47,8 @@ def post(delivery: Delivery) -> None:
             "User-Agent": "debubble",
             "Idempotency-Key": f"debubble-alert-{delivery.alert.number}",
         },
-        patience_s=PATIENCE_S,
-        most_bytes=_LONGEST_ANSWER,
         follow=False,  # only the configured address is written to
     )
     reply = fetch(asked)
-    if reply.status >= _HTTP_REFUSED:
+    if not reply.ok:
         raise CaptureError(f"the target answered {reply.status}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
@@ -19,7 +18,7 @@ from debubble.report.answers.base import Part
 from debubble.report.answers.change import describe, say_gain
 from debubble.report.answers.microbatches import answer_more_microbatches, say_microbatches
 from debubble.serving.account import StreamAccount, StreamSaving
-from debubble.timeline.model import RankTimeline
+from debubble.timeline.meetings import LateRank, latest_in_collectives
 from debubble.timeline.steps import numbered
 from debubble.units import (
     NS_PER_S,
@@ -122,15 +121,6 @@ class RankAccount(Part, frozen=True, kw_only=True):
     culprits: list[WaitedFor]
 
 
-class LatePart(Part, frozen=True, kw_only=True):
-    """Whom a rank waits for most in collectives of its stage."""
-
-    rank: int
-    late_rank: int
-    wait_s: float
-    """Over all that was captured."""
-
-
 class AccountPart(Part, frozen=True, kw_only=True):
     """Every nanosecond under one cause: sums over `steps`, shares of the batch in their middle."""
 
@@ -142,7 +132,7 @@ class AccountPart(Part, frozen=True, kw_only=True):
     culprits: list[WaitedFor]
     """Of each cause, what was waited for longest."""
     ranks: list[RankAccount]
-    late_in_collectives: list[LatePart]
+    late_in_collectives: list[LateRank]
 
 
 class SavingPart(Part, frozen=True, kw_only=True):
@@ -212,7 +202,9 @@ def answer_account(account: Ledger | StreamAccount) -> AccountPart:
             )
             for place, rank in enumerate(ranks)
         ],
-        late_in_collectives=[late for rank in ranks if ledger and (late := _late_for(rank))],
+        late_in_collectives=[
+            late for rank in ranks if ledger and (late := latest_in_collectives(rank))
+        ],
     )
 
 
@@ -222,20 +214,6 @@ def _culprits_of(ledger: Ledger, place: int) -> list[WaitedFor]:
         ledger.steps, ledger.accounts, ledger.ranks, waiter=place, most=_CULPRITS_A_RANK
     )
     return [WaitedFor.of(culprit) for culprit in found]
-
-
-def _late_for(rank: RankTimeline) -> LatePart | None:
-    """Return the rank that one waits for longest in collectives; None where it waits for none."""
-    waits, met = Counter[int](), rank.shared
-    for late, waited in zip(
-        met.late.tolist(), (met.arrived_ns - met.start_ns).tolist(), strict=True
-    ):
-        if late >= 0:
-            waits[late] += waited
-    if not waits:
-        return None
-    late, waited = waits.most_common(1)[0]
-    return LatePart(rank=rank.rank, late_rank=late, wait_s=waited / NS_PER_S)
 
 
 def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:

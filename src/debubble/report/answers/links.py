@@ -9,7 +9,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.errors import Code
-from debubble.ledger.hop_health import HopHealth, LinkHealth
+from debubble.ledger.hop_health import HopHealth, LinkHealth, RankWires, judge_ranks
 from debubble.ledger.verdict import LITTLE, MATTERS
 from debubble.links.judge import Verdict
 from debubble.links.wiring import SCHEMA
@@ -93,15 +93,6 @@ class LinkPart(HopPart, frozen=True, kw_only=True):
     why: str
 
 
-class RankWires(Part, frozen=True, kw_only=True):
-    """What one rank sends and receives, all its hops together."""
-
-    rank: int
-    sends_slowly: bool
-    receives_slowly: bool
-    slow_cost_per_batch_s: float | None
-
-
 class AlikePart(Part, frozen=True, kw_only=True):
     """What hops do that differ from each other by nothing."""
 
@@ -159,7 +150,7 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
             LinkPart.of(health, **msgspec.structs.asdict(_hop_part(health.times.figures, health)))
             for health in links.hops
         ],
-        ranks=_ranks_of(links),
+        ranks=judge_ranks(links),
         alike=AlikePart.of(links.alike) if links.alike else None,
         commands=list(links.commands),
         findings=[
@@ -194,25 +185,6 @@ def _hop_part(hop: HopFigures, health: HopHealth | None) -> HopPart:
         times=health.judgement.times if health else None,
         cost_per_batch_s=seconds(health.cost_ns) if health else None,
     )
-
-
-def _ranks_of(links: LinkHealth) -> list[RankWires]:
-    """Say of each rank whether all that it sends, or receives, is slow."""
-    ranks = sorted({rank for health in links.hops for rank in health.hop})
-    found = []
-    for rank in ranks:
-        sent = [health for health in links.hops if health.hop[0] == rank]
-        received = [health for health in links.hops if health.hop[1] == rank]
-        slow = [health.hop for health in (*sent, *received) if health.slow]
-        found.append(
-            RankWires(
-                rank=rank,
-                sends_slowly=bool(sent) and all(health.slow for health in sent),
-                receives_slowly=bool(received) and all(health.slow for health in received),
-                slow_cost_per_batch_s=seconds(links.cost_of(slow)) if slow else 0.0,
-            )
-        )
-    return found
 
 
 def say_links(links: LinkHealth) -> str:

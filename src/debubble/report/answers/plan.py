@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import msgspec
@@ -14,8 +13,8 @@ from debubble.ledger.causes import Cause
 from debubble.measure.prediction import Prediction
 from debubble.measure.worth import Rates, Tariff, Worth
 from debubble.plan.change import SEARCHED, Change
-from debubble.plan.emit import EMITTERS, emit, refusal_of
-from debubble.plan.emit.order_file import order_beside
+from debubble.plan.emit import EMITTERS, emit
+from debubble.plan.emitted import Emitted, emit_best, framework_to_tell
 from debubble.plan.lever import Refusal
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
@@ -166,20 +165,6 @@ class OverlapPart(Part, frozen=True, kw_only=True):
     break_even: float | None
 
 
-class EmitPart(Part, frozen=True, kw_only=True):
-    """The best option that a framework can be told, ready to paste."""
-
-    framework: str
-    option: int | None = None
-    """Its place among all options; null where none can be written."""
-    text: str = ""
-    order: str | None = None
-    """The order of passes as CSV, where the text names a file of it."""
-    order_file: str | None = None
-    reason: str
-    """Why better ones cannot be written, or why none can; empty where the best is written."""
-
-
 class PlanAnswer(Answer, frozen=True, kw_only=True):
     """What could be changed in a run, the most throughput first."""
 
@@ -201,7 +186,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     context_length: LengthPart | None
     kv_cache: CachePart | None
     order: OrderPart | None
-    emitted: EmitPart | None
+    emitted: Emitted | None
     tellable_framework: str | None
     """Who can be told the best option: the framework of the run, else the first that can."""
     bottleneck: str | None
@@ -319,8 +304,8 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         context_length=answer_length(plan, length, tokens) if length else None,
         kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
         order=answer_order(plan, plan.ordered) if plan.ordered else None,
-        emitted=_emit_best(plan, emit_for, order_file) if emit_for else None,
-        tellable_framework=_tellable(plan),
+        emitted=emit_best(plan, emit_for, order_file) if emit_for else None,
+        tellable_framework=framework_to_tell(plan),
         bottleneck=bottleneck,
         findings=findings,
         verdict=f"{_begin(bottleneck)}." if bottleneck else _verdict(plan),
@@ -370,50 +355,6 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
     if len(reasons) == 1 and len(plan.left_out) > 1:
         sentence = f"planned for {plan.framework}: {reasons.pop()}"
     return LeftOutPart(framework=plan.framework, options=parts, sentence=sentence)
-
-
-def _emit_best(plan: Plan, framework: str, order_file: str | None) -> EmitPart:
-    """Write the best option that a framework can be told: one that is recommended, else a maybe."""
-    reason, setting = "", plan.baseline.setting
-    if order_file is not None:
-        setting = replace(setting, order_file=order_file)
-    # An order that was looked for is what is wanted, if it was found.
-    searched = () if plan.ordered is None else (plan.ordered.option,)
-    remedy = () if plan.remedy is None else (plan.remedy,)
-    options = (*searched, *plan.recommended, *remedy, *plan.to_try)
-    for option in (each for each in options if not (plan.changes_training(each) or each.by_replay)):
-        try:
-            text = emit(framework, option.change, setting)
-        except UsageError as error:
-            reason = reason or error.message
-            continue
-        order = order_beside(text, option.change, setting)
-        return EmitPart(
-            framework=framework,
-            option=plan.options.index(option),
-            text=text,
-            order=order,
-            order_file=None if order is None else setting.order_file,
-            reason=reason,
-        )
-    if not reason:
-        reason = "no option gains more than the noise"
-        if not plan.options and plan.left_out:
-            reason = plan.left_out[0].reason
-        elif any(option.by_replay for option in options):
-            reason = "what a replay prices is no setting of a framework"
-        elif options:
-            reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
-    return EmitPart(framework=framework, reason=reason)
-
-
-def _tellable(plan: Plan) -> str | None:
-    option = plan.first
-    if option is None or option.by_replay:
-        return None
-    change, setting = option.change, plan.baseline.setting
-    every = (plan.framework or plan.baseline.framework or "torch", *EMITTERS)
-    return next((name for name in every if refusal_of(name, change, setting) is None), None)
 
 
 def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)

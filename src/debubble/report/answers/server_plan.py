@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
+
+import msgspec
 
 from debubble.analysis import Analysis
-from debubble.errors import UsageError
 from debubble.measure.worth import Rates, Tariff, Worth
-from debubble.plan.emit import emit_serving
+from debubble.plan.emitted import Emitted, emit_best_setting
 from debubble.plan.plan import WORTH_A_TRY
-from debubble.plan.serving import ServingSetting
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
-from debubble.report.answers.plan import EmitPart
 from debubble.report.answers.serving import answer_scheduler
-from debubble.serving.plan import WITHOUT_PROFILER, ServerModel, ServerOption, plan_server
-from debubble.serving.question import ServerQuestion
+from debubble.serving.plan import WITHOUT_PROFILER, ServerModel, ServerOption
+from debubble.serving.question import ServerPlan
 from debubble.serving.traffic import ServerRates, Setting, Traffic
 from debubble.units import (
     counted,
@@ -99,7 +98,7 @@ class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
     """All figures are under the profiler: nothing tells what it costs."""
     options: list[ServerOptionPart]
     recommended: int | None
-    emitted: EmitPart | None
+    emitted: Emitted | None
     assumptions: list[str]
     verdict: str
     warnings: list[AnswerWarning]
@@ -111,71 +110,59 @@ class ServerSimulateAnswer(ServerPlanAnswer, frozen=True, kw_only=True):
     schema: str = SIMULATE_SCHEMA
 
 
+_Answer = TypeVar("_Answer", bound=ServerPlanAnswer)
+
+
 def answer_server_plan(
     analysis: Analysis,
-    question: ServerQuestion,
+    plan: ServerPlan,
     emit_for: str | None = None,
     tariff: Tariff | None = None,
 ) -> ServerPlanAnswer:
     """Rank what could be changed in a server."""
-    model = analysis.ask_server(question)
-    options = plan_server(model, limit=question.kv_tokens)
+    model, options, as_it_is = plan.model, plan.options, _as_it_is(plan.model)
     best = next((row for row, option in enumerate(options) if option.verdict == "yes"), None)
-    if best is None:
-        maybe = [
-            option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
-        ]
+    maybe = [
+        option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
+    ]
+    if best is not None:
+        verdict = f"{as_it_is}; {_say(model, options[best])}."
+    elif maybe:
+        gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
+        alone = "" if maybe[0].of_prompts else ", counting decode alone"
+        verdict = (
+            f"{as_it_is}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
+            f"sure: its interval begins at {show_percent(maybe[0].low - 1)}."
+        )
+    else:
         scheduler = answer_scheduler(analysis)
         notes = scheduler.notes[:1] if scheduler else []
-        verdict = "; ".join(
-            (f"{_as_it_is(model)}: no priced change gains more than the noise", *notes)
-        )
+        verdict = "; ".join((f"{as_it_is}: no priced change gains more than the noise", *notes))
         verdict = f"{verdict}."
-        if maybe:
-            gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
-            alone = "" if maybe[0].of_prompts else ", counting decode alone"
-            verdict = (
-                f"{_as_it_is(model)}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
-                f"sure: its interval begins at {show_percent(maybe[0].low - 1)}."
-            )
-    else:
-        verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."
-    return ServerPlanAnswer(
-        **_common(analysis, model, options, tariff),
-        recommended=best,
-        emitted=None if emit_for is None else _emit(model, options, emit_for),
-        verdict=verdict,
-    )
+    answer = _answer(ServerPlanAnswer, analysis, plan, verdict, tariff)
+    emitted = None if emit_for is None else emit_best_setting(model, options, emit_for)
+    return msgspec.structs.replace(answer, recommended=best, emitted=emitted)
 
 
-def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> ServerSimulateAnswer:
+def answer_server_simulate(analysis: Analysis, plan: ServerPlan) -> ServerSimulateAnswer:
     """Say what one change, or several at once, would do."""
-    model = analysis.ask_server(question)
-    option = question.ask(model)
-    more = "" if option is None else f"; {_say(model, option)}"
-    return ServerSimulateAnswer(
-        **_common(analysis, model, () if option is None else (option,)),
-        recommended=None,
-        emitted=None,
-        verdict=f"{_as_it_is(model)}{more}.",
-    )
+    more = "".join(f"; {_say(plan.model, option)}" for option in plan.options)
+    verdict = f"{_as_it_is(plan.model)}{more}."
+    return _answer(ServerSimulateAnswer, analysis, plan, verdict, None)
 
 
-def _common(
-    analysis: Analysis,
-    model: ServerModel,
-    options: tuple[ServerOption, ...],
-    tariff: Tariff | None = None,
-) -> dict[str, Any]:
-    rates = analysis.rates(tariff)
-    return {
-        "rates": rates,
-        "setting": _setting_part(model.setting, model),
-        "traffic": _traffic_part(model.traffic),
-        "as_is": _served_part(model.as_is, model.traffic),
-        "misfit_fraction": model.off,
-        "profiled": model.profiled,
-        "options": [
+def _answer(
+    kind: type[_Answer], analysis: Analysis, plan: ServerPlan, verdict: str, tariff: Tariff | None
+) -> _Answer:
+    model, rates = plan.model, analysis.rates(tariff)
+    return kind(
+        rates=rates,
+        setting=_setting_part(model.setting, model),
+        traffic=_traffic_part(model.traffic),
+        as_is=_served_part(model.as_is, model.traffic),
+        misfit_fraction=model.off,
+        profiled=model.profiled,
+        options=[
             ServerOptionPart.of(
                 option,
                 what=_what(model, option),
@@ -188,11 +175,14 @@ def _common(
                 tpot_high_s=option.tpot_s[1],
                 worth=rates.worth_of_gain(option.gain) if rates else None,
             )
-            for option in options
+            for option in plan.options
         ],
-        "assumptions": _assumptions(analysis, model),
-        "warnings": list_warnings(analysis.warnings),
-    }
+        recommended=None,
+        emitted=None,
+        assumptions=_assumptions(analysis, model),
+        verdict=verdict,
+        warnings=list_warnings(analysis.warnings),
+    )
 
 
 def _setting_part(setting: Setting, model: ServerModel) -> SettingPart:
@@ -290,35 +280,3 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
     )
     found.append("requests that end are followed by others at once: a closed loop")
     return found + engine
-
-
-def _emit(model: ServerModel, options: tuple[ServerOption, ...], engine: str) -> EmitPart:
-    """Write the best setting that gains and that an engine can be told."""
-    reason = ""
-    gains = [option for option in options if option.verdict in {"yes", "maybe"} and option.gain > 0]
-    for option in gains:
-        setting = option.setting
-        if option.kinds == ("hop",):
-            reason = reason or "no engine can be told to repair a hop"
-            continue
-        layers = setting.layers or model.costs.layers
-        told = ServingSetting(
-            stages=model.costs.stages,
-            layers=layers if "split" in option.kinds else None,
-            in_flight=setting.in_flight if "in_flight" in option.kinds else None,
-            chunk=setting.chunk if "chunk" in option.kinds else None,
-            requests_a_batch=setting.requests_a_batch if "requests" in option.kinds else None,
-            answers_a_batch=-(-model.traffic.clients // setting.in_flight),
-        )
-        try:
-            text = emit_serving(engine, told)
-        except UsageError as error:
-            reason = reason or error.message
-            continue
-        return EmitPart(
-            framework=engine,
-            option=options.index(option),
-            text=text,
-            reason=reason,
-        )
-    return EmitPart(framework=engine, reason=reason or "no option gains")

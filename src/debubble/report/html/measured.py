@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from debubble.ledger.causes import CAUSES
+from debubble.ledger.causes import Cause
 from debubble.links.hop_times import Hop
 from debubble.report.answers.compare import LABELS, CompareAnswer, show_delta, show_figure
 from debubble.report.html.page import Board, Report, Slot
@@ -66,27 +67,17 @@ def _advice(page: Page) -> str:
 def tiles_of(figures: PipelineFigures) -> list[tuple[str, str]]:
     """Return the figures that a reader wants first."""
     peaks = [rank.peak_memory_bytes for rank in figures.ranks if rank.peak_memory_bytes is not None]
-    tiles = [
-        (show_share(figures.bubble_fraction), "bubble")
-        if figures.bubble_fraction is not None
-        else None,
-        (show_duration(figures.batch_latency_ns), "batch latency")
-        if figures.batch_latency_ns is not None
-        else None,
-        (show_duration(figures.step_time_ns), "step time")
-        if figures.step_time_ns is not None
-        else None,
-        (show_share(figures.apparent_fraction), "a dashboard shows")
-        if figures.apparent_fraction is not None
-        else None,
-        (show_share(figures.useful_fraction), "is useful")
-        if figures.useful_fraction is not None
-        else None,
-        (show_bytes(max(peaks)), "peak memory, fullest rank") if peaks else None,
-        (figures.schedule, "schedule") if figures.schedule else None,
-        (str(figures.microbatches), "microbatches") if figures.microbatches else None,
+    shown: list[tuple[Any, Callable[[Any], str], str]] = [
+        (figures.bubble_fraction, show_share, "bubble"),
+        (figures.batch_latency_ns, show_duration, "batch latency"),
+        (figures.step_time_ns, show_duration, "step time"),
+        (figures.apparent_fraction, show_share, "a dashboard shows"),
+        (figures.useful_fraction, show_share, "is useful"),
+        (max(peaks, default=None), show_bytes, "peak memory, fullest rank"),
+        (figures.schedule, str, "schedule"),
+        (figures.microbatches, str, "microbatches"),
     ]
-    return [tile for tile in tiles if tile]
+    return [(show(value), words) for value, show, words in shown if value is not None]
 
 
 def add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:
@@ -132,7 +123,7 @@ def _add_charts(report: Report, shown: PipelineView, *, alone: bool) -> None:
             (f"rank {rank.rank}", account.shares(place))
             for place, rank in enumerate(shown.figures.ranks)
         ]
-        seen = [cause for cause in CAUSES if any(shares[cause] for _, shares in rows)]
+        seen = [cause for cause in Cause if any(shares[cause] for _, shares in rows)]
         report.sections += [
             chart_section(
                 "Where the time goes",
@@ -185,11 +176,6 @@ def _hops(pipeline: PipelineView) -> str:
     return matrix_markup(ranks, cells)
 
 
-def no_pipeline_report(page: Page, run: str) -> Report:
-    """Say that there is no pipeline: a page with figures and no pictures."""
-    return Report(verb="find", run=run, page=page)
-
-
 def compare_report(
     found: CompareAnswer, sides: Sequence[Sequence[PipelineView]], page: Page, run: str
 ) -> Report:
@@ -202,13 +188,16 @@ def compare_report(
         f'<div class="sides">{_numbers(found)}{_memory(found)}</div>',
     ]
     if found.causes:
-        named = {str(cause): cause for cause in CAUSES}
+        seen = [next(cause for cause in Cause if cause == part.cause) for part in found.causes]
         rows = [
-            ("before", {named[one.cause]: one.before_fraction for one in found.causes}),
-            ("after", {named[one.cause]: one.after_fraction for one in found.causes}),
+            (
+                "before",
+                dict(zip(seen, (part.before_fraction for part in found.causes), strict=True)),
+            ),
+            ("after", dict(zip(seen, (part.after_fraction for part in found.causes), strict=True))),
         ]
         words = "Shares of the batch, all ranks together; hatches as in the timeline."
-        body = ledger_bars(rows) + definitions([named[one.cause] for one in found.causes])
+        body = ledger_bars(rows) + definitions(seen)
         report.sections.append(chart_section("Where the time goes", words, body))
     _add_steps(report, sides)
     return report

@@ -5,20 +5,18 @@ Nothing in it leaves the page: its policy allows one script and one style, by th
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from debubble import __version__
-from debubble.report.html.palette import palette_json, style_variables
-from debubble.report.html.sections import hatch_patterns, safe, table_markup
+from debubble.ledger.causes import Cause
+from debubble.report.html.sections import say_cause, table_markup
 from debubble.report.html.views import View
+from debubble.report.markup import asset, digest, safe
+from debubble.report.palette import DARK, KINDS, LIGHT, hatch_patterns, variables
 from debubble.report.text import Page
 
 # In this order: each uses what stands before it.
@@ -76,11 +74,11 @@ class Report:
 
 def report_markup(report: Report) -> str:
     """Return the whole file."""
-    style = style_variables() + _asset("report.css")
-    parts = "\n".join(_asset(name) for name in _SCRIPTS)
+    style = _style_variables() + asset("report.css")
+    parts = "\n".join(asset(name) for name in _SCRIPTS)
     script = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     page = report.page
@@ -95,7 +93,7 @@ def report_markup(report: Report) -> str:
 <style>{style}</style>
 </head>
 <body>
-{hatch_patterns()}
+<svg width="0" height="0" aria-hidden="true"><defs>{hatch_patterns(Cause)}</defs></svg>
 <header><span class="who"><b>debubble {safe(report.verb)}</b> {safe(report.run)}</span>
 <button id="theme" type="button">light / dark</button></header>
 <main>
@@ -125,7 +123,21 @@ def notebook_markup(page: Page) -> str:
 
 def _data(report: Report) -> str:
     content: dict[str, Any] = {
-        "palette": palette_json(),
+        "palette": {
+            "kinds": [
+                {"letter": kind.name, "words": look.word, "stripe": look.stripe}
+                for kind, look in sorted(KINDS.items())
+            ],
+            "causes": [
+                {
+                    "key": cause,
+                    "name": say_cause(cause),
+                    "words": cause.about.meaning,
+                    "hatch": list(cause.about.bits) or [0] * 8,
+                }
+                for cause in Cause
+            ],
+        },
         "boards": [
             {
                 "slots": [{"title": slot.title, "views": slot.views} for slot in board.slots],
@@ -139,14 +151,19 @@ def _data(report: Report) -> str:
     return json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-@cache
-def _asset(name: str) -> str:
-    return (files(__package__) / "assets" / name).read_text("utf-8")
-
-
-def _digest(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+def _style_variables() -> str:
+    """Return the colours as CSS: as the system asks, unless the reader chose."""
+    light, dark = variables(LIGHT, in_dark=False), variables(DARK, in_dark=True)
+    names = [*(kind.name for kind in KINDS), *Cause]
+    fills = "".join(
+        f".c-{name}{{fill:var(--fill-{name})}}.i-{name}{{fill:var(--ink-{name})}}" for name in names
+    )
+    return (
+        f":root{{color-scheme:light;{light}}}"
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light])"
+        f"{{color-scheme:dark;{dark}}}}}"
+        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}{fills}\n"
+    )
 
 
 def _findings(page: Page) -> str:

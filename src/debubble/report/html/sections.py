@@ -8,18 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import Saving
 from debubble.ledger.savings import ALL
 from debubble.links.hop_times import Hop
 from debubble.report.answers.ledger import say_remedy
-from debubble.report.html.palette import CAUSE_LOOKS, KINDS, Look, say_cause
-from debubble.report.palette import hatch_path
+from debubble.report.markup import rect, safe, svg, text
+from debubble.report.palette import KINDS, Look
 from debubble.report.text import WORDS, Table
 from debubble.serving.account import StreamSaving
-from debubble.units import printable, show_duration, show_share
+from debubble.units import show_duration, show_share
 
 # As wide as a narrow window: letters keep their size there.
 _WIDTH, _ROW, _BAR = 660, 46, 18
@@ -27,16 +26,9 @@ _WIDTH, _ROW, _BAR = 660, 46, 18
 _NAMED_BESIDE = 3
 
 
-def _svg(height: float, parts: Sequence[str], label: str, width: int = _WIDTH) -> str:
-    return (
-        f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img" '
-        f'aria-label="{safe(label)}">{"".join(parts)}</svg>'
-    )
-
-
-def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
-    kind = f' class="{style}"' if style else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{safe(text)}</text>'
+def say_cause(cause: str) -> str:
+    """Write a cause as people do."""
+    return cause.replace("_", " ")
 
 
 def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
@@ -46,15 +38,15 @@ def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
     parts = []
     for place, (name, shares) in enumerate(rows):
         y, x = place * _ROW + 4, float(left)
-        parts.append(_text(left - 10, y + 14, name, anchor="end"))
+        parts.append(text(left - 10, y + 14, name, anchor="end"))
         for cause, share in shares.items():
             if share:
                 width = share * room
                 words = f"{name}, {say_cause(cause)}: {show_share(share)}"
-                parts.append(hatched(cause, (x, y, width, _BAR), words))
+                parts.append(f"<g><title>{safe(words)}</title>{hatched(cause, x, y, width)}</g>")
                 x += width
-        parts.append(_text(left, y + _BAR + 14, _largest(shares), "muted"))
-    return _svg(len(rows) * _ROW + 6, parts, "Where the time went")
+        parts.append(text(left, y + _BAR + 14, _largest(shares), "muted"))
+    return svg(_WIDTH, len(rows) * _ROW + 6, "".join(parts), "Where the time went")
 
 
 def _largest(shares: dict[Cause, float]) -> str:
@@ -84,11 +76,11 @@ def saving_bars(savings: Sequence[Saving | StreamSaving]) -> str:
         width = max(1.5, saving.saved_ns / most * (_WIDTH - beside))
         saved = f"{show_duration(saving.saved_ns)} ({show_share(saving.saved_fraction)})"
         parts += [
-            _text(0, y + 12, say_remedy(saving.cause)),
-            f'<rect class="saved" x="0" y="{y + 17}" width="{width:.1f}" height="{_BAR}"/>',
-            _text(width + 8, y + 31, saved),
+            text(0, y + 12, say_remedy(saving.cause)),
+            rect(0, y + 17, width, _BAR, "after"),
+            text(width + 8, y + 31, saved),
         ]
-    return _svg(len(kept) * _ROW + 6, parts, "What a batch would save")
+    return svg(_WIDTH, len(kept) * _ROW + 6, "".join(parts), "What a batch would save")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,22 +108,22 @@ def pair_bars(
         near = pair.limit is not None and pair.limit < 3 * top
         most = max(top, pair.limit or 0.0 if near else 0.0) or 1.0
         room = width - left - right
-        parts.append(_text(left - 10, y + 26, pair.name, "strong", "end"))
+        parts.append(text(left - 10, y + 26, pair.name, "strong", "end"))
         for value, shown, style, name, at in (
             (pair.before, pair.shown[0], "before", names[0], y + 4),
             (pair.after, pair.shown[1], "after", names[1], y + 24),
         ):
             long = (value or 0.0) / most * room
             parts += [
-                f'<rect class="{style}" x="{left}" y="{at}" width="{long:.1f}" height="17"/>',
-                _text(left + long + 6, at + 13, f"{name} {shown}"),
+                rect(left, at, long, 17, style),
+                text(left + long + 6, at + 13, f"{name} {shown}"),
             ]
         if near:
             x = left + (pair.limit or 0.0) / most * room
             parts.append(f'<path class="limit" d="M{x:.1f} {y}v46"/>')
         if pair.beside:
-            parts.append(_text(left, y + 54, pair.beside, "muted"))
-    return _svg(len(pairs) * high + 8, parts, label, width)
+            parts.append(text(left, y + 54, pair.beside, "muted"))
+    return svg(width, len(pairs) * high + 8, "".join(parts), label)
 
 
 _SHADES = 4
@@ -187,11 +179,6 @@ def slowness_of(taken: Mapping[Hop, float]) -> dict[Hop, float]:
 NO_BREAK_HYPHEN = "\u2011"
 
 
-def safe(text: object) -> str:
-    """Write any text so that a browser shows it as it is."""
-    return escape(printable(str(text)), quote=True)
-
-
 def table_markup(table: Table) -> str:
     """Write a table of the terminal's page."""
     caption = f"<caption>{safe(table.title)}</caption>" if table.title else ""
@@ -215,29 +202,17 @@ def _cell_markup(cell: str, style: str) -> str:
     return f"<td{style}>{unbroken}</td>"
 
 
-def hatch_patterns() -> str:
-    """Define every hatch once, for all charts of the page."""
-    patterns = "".join(
-        f'<pattern id="h-{cause}" width="8" height="8" patternUnits="userSpaceOnUse">'
-        f'<path class="i-{cause}" d="{hatch_path(look.hatch)}"/></pattern>'
-        for cause, look in CAUSE_LOOKS.items()
-        if look.hatch
-    )
-    return f'<svg width="0" height="0" aria-hidden="true"><defs>{patterns}</defs></svg>'
-
-
 def legend() -> str:
     """Write swatches of passes and causes; the script hides those that a step does not have."""
     entries = [
         f'<li data-kind="{kind.value}">{_pass_swatch(kind.name, look)}'
-        f"<b>{kind.name}</b> {safe(look.words)}</li>"
+        f"<b>{kind.name}</b> {safe(look.word)}</li>"
         for kind, look in sorted(KINDS.items())
     ]
     entries += [
-        f'<li data-cause="{number}" title="{safe(look.words)}">'
-        '<svg class="swatch" width="24" height="14" aria-hidden="true">'
-        f"{hatched(cause, (0, 0, 24, 14))}</svg>{safe(say_cause(cause))}</li>"
-        for number, (cause, look) in enumerate(CAUSE_LOOKS.items())
+        f'<li data-cause="{number}" title="{safe(cause.about.meaning)}">'
+        f"{_swatch(hatched(cause))}{safe(say_cause(cause))}</li>"
+        for number, cause in enumerate(Cause)
     ]
     return f'<ul class="legend">{"".join(entries)}</ul>'
 
@@ -247,13 +222,31 @@ def definitions(causes: Sequence[Cause]) -> str:
     entries = []
     for cause in causes:
         about = cause.about
-        said = about.meaning + (f"; put right: {about.remedied}" if about.remedied else "")
+        words = about.meaning + (f"; put right: {about.remedied}" if about.remedied else "")
         entries.append(
-            '<div><dt><svg class="swatch" width="24" height="14" aria-hidden="true">'
-            f"{hatched(cause, (0, 0, 24, 14))}</svg>{safe(say_cause(cause))}</dt>"
-            f"<dd>{safe(said)}</dd></div>"
+            f"<div><dt>{_swatch(hatched(cause))}{safe(say_cause(cause))}</dt>"
+            f"<dd>{safe(words)}</dd></div>"
         )
     return f'<dl class="causes">{"".join(entries)}</dl>'
+
+
+def hatched(cause: str, x: float = 0, y: float = 0, width: float = 24, height: float = _BAR) -> str:
+    """Draw a rectangle in the colour and the hatch of a cause."""
+    return rect(x, y, width, height, fill=f"url(#h-{cause})")
+
+
+def _swatch(inside: str) -> str:
+    return f'<svg class="swatch" width="24" height="14" aria-hidden="true">{inside}</svg>'
+
+
+def _pass_swatch(name: str, look: Look) -> str:
+    stripes = [(0, {"top", "both"}), (11, {"bottom", "both"})]
+    drawn = [
+        f'<rect y="{y}" width="24" height="3" opacity=".5"/>'
+        for y, striped in stripes
+        if look.stripe in striped
+    ]
+    return _swatch(rect(0, 0, 24, 14, f"c-{name}") + "".join(drawn))
 
 
 def advice_section(words: str, command: str) -> str:
@@ -264,29 +257,6 @@ def advice_section(words: str, command: str) -> str:
         if words
         else ""
     )
-
-
-def _pass_swatch(name: str, look: Look) -> str:
-    top = '<rect width="24" height="3" opacity=".5"/>' if look.stripe in {"top", "both"} else ""
-    bottom = (
-        '<rect y="11" width="24" height="3" opacity=".5"/>'
-        if look.stripe in {"bottom", "both"}
-        else ""
-    )
-    return (
-        f'<svg class="swatch" width="24" height="14" aria-hidden="true">'
-        f'<rect class="c-{name}" width="24" height="14"/>{top}{bottom}</svg>'
-    )
-
-
-def hatched(cause: str, place: tuple[float, float, float, float], title: str = "") -> str:
-    """Draw a rectangle (x, y, width, height) in the colour and the hatch of a cause."""
-    x, y, width, height = place
-    box = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    inside = f"<title>{safe(title)}</title>" if title else ""
-    look = CAUSE_LOOKS.get(cause)  # type: ignore[call-overload]
-    over = f'<rect {box} fill="url(#h-{cause})"/>' if look and look.hatch else ""
-    return f'<g>{inside}<rect class="c-{cause}" {box}/>{over}</g>'
 
 
 _ACTS = (
