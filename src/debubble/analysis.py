@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar
 
-from debubble.errors import Code, Gap, NoFit, UsageError
+from debubble.errors import Gap, NoFit, UsageError
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.job_around import job_around
@@ -31,12 +30,20 @@ from debubble.plan.context_length import at_length
 from debubble.plan.lever import Lever, Permissions
 from debubble.plan.levers import microbatches, split
 from debubble.plan.plan import PricedLever, make_plan, price_lever
-from debubble.plan.request import ANY, ChangeRequest, Planned, PlanRequest, Stated
+from debubble.plan.request import (
+    ANY,
+    ChangeRequest,
+    Planned,
+    PlanRequest,
+    Stated,
+    also_run,
+    gaps_of,
+)
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
 from debubble.serving.phases import PhaseFigures, measure_phases
 from debubble.serving.plan import ServerModel, model_server
-from debubble.serving.question import ServerQuestion
+from debubble.serving.question import ServerPlan, ServerQuestion
 from debubble.serving.traffic import Traffic
 from debubble.simulate.communication import Communication
 from debubble.simulate.expected import Theory, theory_of
@@ -47,7 +54,7 @@ from debubble.timeline.model import Timeline
 from debubble.timeline.replicas import ReplicaFigures, Workers
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
-from debubble.trace.server_notes import ServerNotes, read_server_notes
+from debubble.trace.server_notes import ServerNotes, notes_beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +155,7 @@ class Analysis:
     @cached_property
     def server_notes(self) -> ServerNotes | None:
         """What the server said of itself around the capture, where `capture --server` noted it."""
-        files = [Path(rank.file) for rank in self.pipeline.ranks if rank.file]
-        names = {file.name for file in files}
-        found = [
-            notes
-            for folder in sorted({str(file.parent) for file in files})
-            # They are of the newest capture in a folder: others may lie beside it.
-            if (notes := read_server_notes(folder)) and names & {*notes.traces}
-        ]
-        return found[0] if found else None
+        return notes_beside([rank.file for rank in self.pipeline.ranks if rank.file])
 
     @cached_property
     def causes(self) -> tuple[MainCause, ...]:
@@ -238,32 +237,13 @@ class Analysis:
                 "one of the runs trains, and the other has forward passes alone",
                 hint="--also takes another run of the same kind",
             )
-        shown = any(rank.layers for rank in also.pipeline.ranks)
-        tokens = stated.tokens
-        other = AlsoRun(
-            timeline=also.timeline,
-            figures=also.pipeline,
-            layers=None if shown else stated.layers or also.job.split_for(also.pipeline),
-            token_ratio=tokens.also / tokens.measured if tokens.also and tokens.measured else None,
-        )
-        return self.baseline(stated, other)
+        split = also.job.split_for(also.pipeline)
+        return self.baseline(stated, also_run(also.timeline, also.pipeline, split, stated))
 
     def warnings_with(self, also: Analysis | None, baseline: Baseline) -> tuple[Gap, ...]:
         """Return all warnings, each once: of the run, then those of what it is changed by."""
         gaps = [*self.warnings, *(also.warnings if also else ())]
-        gaps += baseline.pooled.gaps if baseline.pooled else ()
-        layers = {row.stage: row.layers for rank in self.pipeline.ranks for row in rank.layers}
-        shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
-        if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
-            said, seen = (",".join(map(str, split)) for split in (stated, shown))
-            gaps.append(
-                Gap(
-                    code=Code.LAYERS_DIFFER,
-                    message=f"--layers says {said}, and the traces show {seen}",
-                    hint="leave --layers out, unless its layers are not alike",
-                )
-            )
-        return tuple(dict.fromkeys(gaps))
+        return tuple(dict.fromkeys((*gaps, *gaps_of(baseline))))
 
     def what_if(self, request: ChangeRequest, also: Analysis | None = None) -> WhatIfAnswer:
         """Fit the run, change it as is asked, and simulate it."""
@@ -359,8 +339,16 @@ class Analysis:
             tokens_in_out=lengths,
         )
 
-    def ask_server(self, question: ServerQuestion) -> ServerModel:
-        """Fit a captured server with what is said of it."""
+    def plan_server(self, question: ServerQuestion | None = None) -> ServerPlan:
+        """Rank what could be changed in a captured server."""
+        question = question or ServerQuestion()
+        return question.plan(self._server(question))
+
+    def ask_server(self, question: ServerQuestion) -> ServerPlan:
+        """Change a captured server as is asked."""
+        return question.ask(self._server(question))
+
+    def _server(self, question: ServerQuestion) -> ServerModel:
         around = self.server_notes.around if self.server_notes else None
         running = around.requests_running if around else None
         traffic = question.load.traffic(running) if question.load else None

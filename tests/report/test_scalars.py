@@ -28,7 +28,7 @@ def test_every_figure_has_a_name_that_all_trackers_take_and_is_a_float(found):
     assert values["debubble/cause/imbalance_fraction"] == found.ledger.shares["imbalance"]
     assert values["debubble/saving/imbalance_s"] == pytest.approx(0.0186, abs=1e-4)
     peaks = [values[f"debubble/peak_memory_bytes/rank{rank}"] for rank in range(3)]
-    assert peaks == found.numbers.peak_memory_bytes
+    assert peaks == [*found.numbers.peak_memory_bytes]
 
 
 def test_what_is_not_known_has_no_line(found):

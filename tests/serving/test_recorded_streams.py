@@ -16,7 +16,7 @@ from debubble.ledger.causes import Cause
 from debubble.serving.costs import pass_ns
 from debubble.serving.plan import model_server, plan_server, predict
 from debubble.serving.question import read_traffic
-from debubble.serving.traffic import Setting, Traffic, _grown, _Request
+from debubble.serving.traffic import Setting, Traffic, send_out
 from debubble.timeline.turns import Phase
 
 pytestmark = pytest.mark.slow
@@ -284,11 +284,13 @@ def test_a_smaller_chunk_attends_to_no_more_than_is_there(streams):
     """Attention grows with tokens times context: a quarter of the chunk is a sixteenth of it."""
     model = model_of(streams["k4"], "k4")
     costs = model.costs
-    first = _grown(_Request(prompt=512), 128, [], 512.0, costs.chunk)
-    last = _grown(_Request(prompt=512, done=384), 128, [], 512.0, costs.chunk)
-    assert (first[0], last[0]) == (0.25, 1.0)
-    short, _ = pass_ns(costs, model.pace, 1, prompt_tokens=512, rows=7, grown=(1.0, 1.0))
-    long, _ = pass_ns(costs, model.pace, 1, prompt_tokens=512, rows=7, grown=(4.0, 1.0))
+    setting = Setting(in_flight=1, chunk=128)
+    alone = Traffic(clients=1, prompts=((512, 1.0),), output=8)
+    sent = send_out(alone, setting, recorded_prompt=512.0, recorded_chunk=costs.chunk)
+    assert sent.tokens[:5] == [128, 128, 128, 128, 0]
+    assert [grown[0] for grown in sent.grown[:5]] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    short, _ = pass_ns(costs, model.hosts, 1, prompt_tokens=512, rows=7, grown=(1.0, 1.0))
+    long, _ = pass_ns(costs, model.hosts, 1, prompt_tokens=512, rows=7, grown=(4.0, 1.0))
     # Recorded without the profiler: 12.2 ms at the start of a prompt, 24.3 ms at its fourth chunk.
     assert long / short == pytest.approx(24.3 / 12.2, rel=WITHIN)
 

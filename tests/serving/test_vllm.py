@@ -10,7 +10,6 @@ from support.vllm_count import Count
 import debubble
 from debubble.ledger.causes import Cause
 from debubble.report.answers.server_plan import answer_server_plan
-from debubble.serving.question import ServerQuestion
 from debubble.timeline.turns import Phase
 
 SHIPPED = Path(__file__).parents[1] / "data" / "vllm"
@@ -108,7 +107,7 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
     name, analysis, folder = run
     if folder.parent == SHIPPED and name == "pp4_eager":
         pytest.skip("seven batches are too few")
-    plan = answer_server_plan(analysis, ServerQuestion())
+    plan = answer_server_plan(analysis, analysis.plan_server())
     if name in {"pp4_few", "pp2_graph"}:
         clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1513)
         assert (plan.traffic.clients, plan.traffic.output) == (clients, output)

@@ -298,7 +298,7 @@ class Tools:
     def _plan(self, asked: OfPlan) -> tuple[Answer, str]:
         run = self._analyse(asked)
         if run.pipeline.kind == "stream":
-            return answer_server_plan(run, ServerQuestion(), asked.emit), ""
+            return answer_server_plan(run, run.plan_server(), asked.emit), ""
         answer = api.plan(
             run,
             memory_limit_bytes=asked.memory_limit_bytes,
@@ -323,7 +323,7 @@ class Tools:
                 in_flight=asked.in_flight,
                 chunk=asked.chunk,
             )
-            return answer_server_simulate(run, question), ""
+            return answer_server_simulate(run, run.ask_server(question)), ""
         return (
             api.simulate(
                 run,

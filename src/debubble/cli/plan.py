@@ -202,7 +202,7 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     from debubble.report.plan import server_plan_page
 
     with progress("planning", manners):
-        answer = answer_server_plan(run, question, framework, tariff)
+        answer = answer_server_plan(run, run.plan_server(question), framework, tariff)
     following = f"debubble history add {words} --name NAME"
     if answer.recommended is not None:
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"

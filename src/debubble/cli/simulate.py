@@ -376,7 +376,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             server, layers=stated.layers, split=request.split, prompts=stated.tokens.asked
         )
         with progress("simulating", manners):
-            served = answer_server_simulate(run, question)
+            served = answer_server_simulate(run, run.ask_server(question))
         finish(server_plan_page(served), served, manners)
         return
     from debubble.report.answers.simulate import answer_simulate

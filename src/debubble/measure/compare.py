@@ -84,29 +84,22 @@ def compare(
 
     And against what was predicted of the change: the one of these words, else the one that shows.
     """
-    if before.served is not None and after.served is not None:
-        return _compare_served(before, after, before.served, after.served, threshold)
     wanted, (before, after) = (before, after), match_contexts(before, after)
-    sizes = batches_of(before, after)
-    same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= SAME_BATCH
-    by_latency = same_batch and before.kind != "stream"
-    decided_by = "batch_latency" if by_latency else "throughput"
-    bases = shared_basis(before, after)
-    latencies, steps = _lengths((before, after), bases)
-    rates, rate_note = _rates(before, after, latencies, steps)
-    sides = {
-        "bubble": (before.bubble_fractions, after.bubble_fractions),
-        "batch_latency": latencies,
-        "step_time": steps,
-        "throughput": rates,
-    }
-    if bases != (before.traced, after.traced) == (Basis.PROFILED, Basis.PROFILED):
-        beside = _lengths((before, after), (before.traced, after.traced))
-        sides["profiled_batch_latency"], sides["profiled_step_time"] = beside
+    bases, impossible = shared_basis(before, after), why_not(*wanted)
+    first, second = before.served, after.served
+    if first is not None and second is not None:
+        sides, decided_by = _served_sides(first, second)
+        impossible = (*impossible, *_other_load(first, second))
+        notes = tuple(_served_notes(first, second))
+    else:
+        sizes = batches_of(before, after)
+        same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= SAME_BATCH
+        by_latency = same_batch and before.kind != "stream"
+        decided_by = "batch_latency" if by_latency else "throughput"
+        sides, rate_note = _sides(before, after, bases)
+        notes = tuple(_notes(wanted, (before, after), same_batch=same_batch, rate_note=rate_note))
     deltas = {name: _hold(name, *pair, threshold) for name, pair in sides.items()}
-    decider = deltas[decided_by]
-    memory = _memory(before, after, limit_bytes)
-    impossible = why_not(*wanted)
+    decider, memory = deltas[decided_by], _memory(before, after, limit_bytes)
     if decider.change is None:
         impossible = (*impossible, f"{decided_by.replace('_', ' ')} is not known on both sides")
     verdict, because = _verdict(deltas, decider)
@@ -115,6 +108,7 @@ def compare(
     if impossible:
         verdict = Verdict.NOT_COMPARABLE
     kept = find_prediction(before.predicted, before, after, change)
+    counts_tokens = first is not None or (before.tokens and after.tokens)
     return Comparison(
         before=before,
         after=after,
@@ -127,92 +121,82 @@ def compare(
         setting=setting_changes(before, after),
         environment=environment_changes(before, after),
         reasons=impossible or because,
-        notes=tuple(_notes(wanted, (before, after), same_batch=same_batch, rate_note=rate_note)),
+        notes=notes,
         needed=samples_needed(*sides[decided_by], max(threshold, abs(decider.change or 0.0))),
         detectable=detectable_change(*sides[decided_by]),
         threshold=threshold,
-        predicted=None
-        if kept is None
-        else check_prediction(kept.on(bases[1], before), before, after),
-        throughput_unit="tokens" if before.tokens and after.tokens else "microbatches",
+        predicted=check_prediction(kept.on(bases[1], before), before, after) if kept else None,
+        throughput_unit="tokens" if counts_tokens else "microbatches",
     )
 
 
-def _compare_served(
-    before: Measurement,
-    after: Measurement,
-    first: ServerSamples,
-    second: ServerSamples,
-    threshold: float,
-) -> Comparison:
-    """Hold what users saw against what they saw before."""
+def _sides(
+    before: Measurement, after: Measurement, bases: _Pair[Basis]
+) -> tuple[dict[str, _Lengths], str]:
+    """Return the samples of each number on both sides, and what throughput is of."""
+    latencies, steps = _lengths((before, after), bases)
+    rates, rate_note = _rates(before, after, latencies, steps)
+    sides = {
+        "bubble": (before.bubble_fractions, after.bubble_fractions),
+        "batch_latency": latencies,
+        "step_time": steps,
+        "throughput": rates,
+    }
+    if bases != (before.traced, after.traced) == (Basis.PROFILED, Basis.PROFILED):
+        beside = _lengths((before, after), (before.traced, after.traced))
+        sides["profiled_batch_latency"], sides["profiled_step_time"] = beside
+    return sides, rate_note
+
+
+def _served_sides(first: ServerSamples, second: ServerSamples) -> tuple[dict[str, _Lengths], str]:
+    """Return what users saw before and after, and which number decides."""
     sides = {
         "throughput": (first.out_per_s, second.out_per_s),
         "ttft": (first.ttft_s, second.ttft_s),
         "tpot": (first.tpot_s, second.tpot_s),
         "request_latency": (first.latency_s, second.latency_s),
     }
-    deltas = {name: _hold(name, *pair, threshold) for name, pair in sides.items()}
-    decided_by = "request_latency" if first.open_loop else "throughput"
-    decider = deltas[decided_by]
-    verdict = _VERDICTS[decider.direction]
-    impossible, because = [], []
+    return sides, "request_latency" if first.open_loop else "throughput"
+
+
+def _other_load(first: ServerSamples, second: ServerSamples) -> Iterator[str]:
+    """Say how the loads of two sides differ."""
     if first.load != second.load:
-        impossible.append(f"{first.load} before, {second.load} after")
+        yield f"{first.load} before, {second.load} after"
     for what, was, now in (
         ("prompts", first.prompt_tokens, second.prompt_tokens),
         ("answers", first.output_tokens, second.output_tokens),
     ):
         if was and now and max(was, now) > (1 + _SAME_LENGTHS) * min(was, now):
-            impossible.append(f"{what} of {was:.0f} tokens before, of {now:.0f} after")
-    if verdict is Verdict.BETTER:
-        because = [
-            f"more gets done, yet a user waits longer for {what}"
-            for name, what in (("ttft", "the first token"), ("tpot", "each further token"))
-            if deltas[name].direction is Direction.WORSE
-        ]
-    notes = [
-        f"{counted(side.failed, 'request')} failed {name}"
-        for name, side in (("before", first), ("after", second))
-        if side.failed
-    ]
+            yield f"{what} of {was:.0f} tokens before, of {now:.0f} after"
+
+
+def _served_notes(first: ServerSamples, second: ServerSamples) -> Iterator[str]:
+    for name, side in (("before", first), ("after", second)):
+        if side.failed:
+            yield f"{counted(side.failed, 'request')} failed {name}"
     if 1 in (first.runs, second.runs):
-        notes.append(
+        yield (
             "a side with one run does not show what differs from run to run: "
             "join several with commas"
         )
-    return Comparison(
-        before=before,
-        after=after,
-        verdict=Verdict.NOT_COMPARABLE if impossible else verdict,
-        confidence=Confidence.TESTED if decider.tested else Confidence.INDICATIVE,
-        decided_by=decided_by,
-        bases=(before.traced, after.traced),
-        deltas=deltas,
-        memory=(),
-        setting=(),
-        environment=(),
-        reasons=tuple(impossible or because),
-        notes=tuple(notes),
-        needed=samples_needed(*sides[decided_by], max(threshold, abs(decider.change or 0.0))),
-        detectable=detectable_change(*sides[decided_by]),
-        threshold=threshold,
-        predicted=None,
-        throughput_unit="tokens",
-    )
 
 
 def _verdict(deltas: Mapping[str, Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
     """Take the number that decides; a batch that is quicker while less gets done is no win."""
-    bubble, throughput = deltas["bubble"], deltas["throughput"]
+    went = {name: delta.direction for name, delta in deltas.items()}
+    better, worse = Direction.BETTER, Direction.WORSE
     direction, because = decider.direction, []
-    if direction is Direction.BETTER and throughput.direction is Direction.WORSE:
-        direction = Direction.WORSE
+    if direction is better and "bubble" in went and went["throughput"] is worse:
+        direction = worse
         because.append("a batch is quicker, yet throughput falls: more time goes between steps")
-    if direction is Direction.WORSE and bubble.direction is Direction.BETTER:
+    if direction is worse and went.get("bubble") is better:
         because.append("the bubble is smaller, yet less gets done: the passes themselves take more")
-    if direction is Direction.BETTER and bubble.direction is Direction.WORSE:
+    if direction is better and went.get("bubble") is worse:
         because.append("the bubble is larger, yet more gets done: the passes themselves take less")
+    for name, what in (("ttft", "the first token"), ("tpot", "each further token")):
+        if direction is better and went.get(name) is worse:
+            because.append(f"more gets done, yet a user waits longer for {what}")
     return _VERDICTS[direction], tuple(because)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from debubble.errors import UsageError
-from debubble.plan.baseline import Baseline
+from debubble.errors import Code, Gap, UsageError
+from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.context_length import OtherLength
 from debubble.plan.emit import EMITTERS
@@ -17,6 +18,8 @@ from debubble.plan.option import Idea
 from debubble.plan.order_search import OrderSearch
 from debubble.plan.plan import Plan
 from debubble.simulate.communication import WAITED, usual_communication
+from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.model import Timeline
 from debubble.timeline.schedules import Order, state_schedule
 from debubble.units import PLAIN_NUMBER, counted, parse_rate
 
@@ -104,6 +107,34 @@ class Stated:
     """How messages of the run travel, where the way that is found does not fit."""
     latency_ns: float | None = None
     """Of a batch without the profiler."""
+
+
+def also_run(
+    timeline: Timeline, figures: PipelineFigures, split: tuple[int, ...] | None, stated: Stated
+) -> AlsoRun:
+    """Return another run of the model, whose layers its traces show, the user states or its job."""
+    shown, tokens = any(rank.layers for rank in figures.ranks), stated.tokens
+    return AlsoRun(
+        timeline=timeline,
+        figures=figures,
+        layers=None if shown else stated.layers or split,
+        token_ratio=tokens.also / tokens.measured if tokens.also and tokens.measured else None,
+    )
+
+
+def gaps_of(baseline: Baseline) -> Iterator[Gap]:
+    """Yield what is wrong with what a run is changed by: another run, or layers as stated."""
+    if baseline.pooled is not None:
+        yield from baseline.pooled.gaps
+    layers = {row.stage: row.layers for rank in baseline.ranks for row in rank.layers}
+    shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
+    if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
+        said, seen = (",".join(map(str, split)) for split in (stated, shown))
+        yield Gap(
+            code=Code.LAYERS_DIFFER,
+            message=f"--layers says {said}, and the traces show {seen}",
+            hint="leave --layers out, unless its layers are not alike",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,16 +1,7 @@
 """Batches of a stream in → every nanosecond of every rank under one cause, and what each costs.
 
-Inside a pass a rank computes, or its host has not launched the next kernel. Between two passes a
-rank waits; the wait is followed to what was not waiting itself at that instant:
-
-    no message sent yet     the stage before it: the pass it is in, or what that one waits for
-    sent, not asked for     this rank's host
-    asked for, not there    the wire
-    first stage             the batch that holds the slot, then the way back
-    held in a collective    its last member, and on from there
-
-Kernels that stand behind a broadcast of sampled tokens in their device's queue begin when it ends:
-then the wait is for whoever was late to that.
+Inside a pass a rank computes, or its host has not launched the next kernel. Between two passes it
+waits, for what `waits.py` tells.
 
 A pass that is waited for is cut by how far it is: as long as this rank's own last batch took it is
 the number in flight that is short, or the stage is longer than the others; beyond that the batch
@@ -19,11 +10,9 @@ is larger; beyond what its stage mostly takes, it is jitter.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,42 +21,18 @@ from debubble.ledger.ledger import MOST_OFF, Wait
 from debubble.ledger.model import Culprit, Example
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
-from debubble.serving.queue import Queue, measure_queue, with_slots, without_broadcasts
+from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts
+from debubble.serving.waits import Piece, Waits
 from debubble.timeline.bubble import turn_of
-from debubble.timeline.model import AT_ONCE_NS, I64, Intervals, split
+from debubble.timeline.model import Intervals, split
 
 # A stage that waits for others less than this of the time is what others wait for.
 _SATURATED = 0.1
 # More batches in flight that buy less than this are not what is missing: one fewer than stages, of
 # up to eight equal ones, costs more; and one setting differs by 6 % from start to start.
 _GAINS = 0.1
-# A first stage that does nothing for so many usual ways back has nothing to do.
-_IDLE_TIMES = 4
 _EXAMPLES = 3
 _OF_HOSTS = {Cause.HOST, Cause.WAY_BACK, Cause.NO_WORK}
-# Generators within generators: Python allows a thousand.
-_DEEPEST = 200
-
-
-class Piece(NamedTuple):
-    """A stretch of a wait that comes down to one thing."""
-
-    begin: int
-    end: int
-    what: str
-    """`pass`, `host`, `wire`, `back`, `idle`, or empty where nobody knows."""
-    stage: int
-    batch: int
-    behind: bool = False
-    """What waits stands behind a broadcast of sampled tokens."""
-
-
-class _Start(NamedTuple):
-    """Something that a device began: a pass, a send, a receive."""
-
-    stage: int
-    batch: int
-    at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +94,12 @@ class StreamAccount:
 
 def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
     """Say where the time went; `slow` are the hops that carry less than their peers."""
-    waits = _Waits(batches)
+    waits = Waits(batches)
     queue = measure_queue(batches)
     turn = _measured_turn(batches, queue)
     # Where a broadcast of tokens holds the next batch up, no stage sets the pace.
     longest = None if batches.held_back else _bottleneck(waits, queue)
+    cutter = _Cutter(batches, waits, longest)
     spent: defaultdict[tuple[int, Cause], int] = defaultdict(int)
     blamed: defaultdict[tuple[Cause, int, Hop | None], list[Example]] = defaultdict(list)
     waited: defaultdict[tuple[Cause, int, Hop | None], int] = defaultdict(int)
@@ -144,7 +110,7 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
             if works:
                 spent[place, Cause.COMPUTE] += end - begin
                 continue
-            for piece, found in waits.causes(place, begin, end, longest):
+            for piece, found in cutter.causes(place, begin, end):
                 is_slow = found is Cause.TRANSFER and _hop(names, piece) in slow
                 cause = Cause.SLOW_LINK if is_slow else found
                 length = piece.end - piece.begin
@@ -239,246 +205,33 @@ _OF_WHAT = {
 }
 
 
-class _Waits:
-    """Follows what a rank waits for at an instant."""
+class _Cutter:
+    """Cuts what ranks waited for into causes."""
 
-    def __init__(self, batches: Batches) -> None:
-        self._b = batches
-        self._passes: list[tuple[list[int], list[int], list[int]]] = []
-        """Of each stage: when its passes start and end, and whose they are."""
-        for stage in range(batches.stages):
-            rows = np.flatnonzero(batches.start[:, stage] != UNSEEN)
-            start, end = batches.start[rows, stage], batches.end[rows, stage]
-            self._passes.append((start.tolist(), end.tolist(), rows.tolist()))
-        self._place = {rank.rank: place for place, rank in enumerate(batches.ranks)}
-        self._meetings = [
-            (
-                rank.meetings.start_ns.tolist(),
-                rank.meetings.end_ns.tolist(),
-                rank.meetings.arrived_ns.tolist(),
-                [self._place.get(late, place) for late in rank.meetings.late.tolist()],
-            )
-            for place, rank in enumerate(batches.ranks)
-        ]
-        """Of each stage: when its collectives with others start and end, when the last member came,
-        and of which stage that is."""
-        self._usual_back = self._measure_back()
+    def __init__(self, batches: Batches, waits: Waits, longest: int | None) -> None:
+        """Take the stage that sets the pace; None where more batches in flight would quicken it."""
+        self._b, self._waits, self._longest = batches, waits, longest
         self._typical, self._equal = _typical(batches)
 
-    @property
-    def stages(self) -> int:
-        """How many there are."""
-        return self._b.stages
-
-    def _measure_back(self) -> int:
-        slots, batches = self._b.in_flight, self._b
-        if not slots or slots >= len(batches):
-            return 0
-        since = self._b.entered[slots:] - np.maximum(
-            batches.end[:-slots, -1], batches.end[slots - 1 : -1, 0]
-        )
-        known = (batches.start[slots:, 0] != UNSEEN) & (batches.end[:-slots, -1] != UNSEEN)
-        return int(np.median(since[known])) if known.any() else 0
-
-    def at(self, stage: int, moment: int) -> tuple[int, int, int]:
-        """Return the pass under way, -1 for none; the next one, -1; and when that changes."""
-        starts, ends, rows = self._passes[stage]
-        number = bisect_right(starts, moment)
-        following = rows[number] if number < len(rows) else -1
-        if number and ends[number - 1] > moment:
-            return rows[number - 1], following, ends[number - 1]
-        return -1, following, starts[number] if number < len(rows) else self._b.span[1]
-
-    def own_share(self, stage: int) -> float:
-        """Return how much of the span a stage was with a batch, its host's turns and wires too."""
-        begin, end = self._b.span
-        waits = 0
-        at = begin
-        while at < end:
-            current, following, until = self.at(stage, at)
-            until = min(until, end)
-            if current < 0:
-                for piece in self.follow(stage, following, at, until):
-                    waits += (piece.end - piece.begin) * (
-                        piece.stage != stage or piece.what in {"", "idle", "back"}
-                    )
-            at = max(until, at + 1)
-        return 1 - waits / max(end - begin, 1)
-
-    def follow(
-        self, stage: int, batch: int, begin: int, end: int, depth: int = 0
-    ) -> Iterator[Piece]:
-        """Yield why a batch has not started on a stage that is in no pass: pieces that cover it."""
-        if batch < 0 or depth > _DEEPEST:
-            yield Piece(begin, end, "", stage, batch)
-        elif stage == 0:
-            yield from self._not_entered(batch, begin, end, depth)
-        else:
-            yield from self._not_there(stage, batch, begin, end, depth)
-
-    def _not_entered(self, batch: int, begin: int, end: int, depth: int) -> Iterator[Piece]:
-        """Say why a batch has not entered: not sent out yet, its host, what holds its work up."""
-        at, batches = begin, self._b
-        out, issued = int(batches.turn[batch]), int(batches.issued[batch, 0])
-        if out == UNSEEN:  # nothing tells when the scheduler sent it out
-            yield from self._not_sent_out(batch, begin, end, depth)
-            return
-        if at < (until := min(end, out)):
-            yield from self._not_sent_out(batch, at, until, depth)
-            at = until
-        if at < (until := min(end, issued)):
-            yield Piece(at, until, "host", 0, batch)
-            at = until
-        if at < end:
-            yield from self._held(_Start(0, batch, end), at, end, depth)
-
-    def _not_sent_out(self, batch: int, begin: int, end: int, depth: int) -> Iterator[Piece]:
-        """Say why a scheduler has not sent a batch out: its slot, its answer, nothing to do."""
-        batches, at = self._b, begin
-        slots = batches.in_flight
-        holder = batch - slots if slots else -1
-        left = int(batches.end[holder, -1]) if holder >= 0 else UNSEEN
-        starts, _, rows = self._passes[-1]
-        if holder >= 0 and left == UNSEEN and rows and rows[0] > holder:
-            # The last stage was with it when its capture began, until its next pass at most.
-            left = starts[0]
-            if at < (until := min(end, left)):
-                yield Piece(at, until, "pass", batches.stages - 1, holder)
-                at = until
-        elif left != UNSEEN and at < (until := min(end, left)):
-            yield from self._unfinished(batches.stages - 1, holder, at, until, depth)
-            at = until
-        if at >= end:
-            return
-        before = int(batches.end[batch - 1, 0]) if batch > 0 else UNSEEN
-        free = max(before, left)
-        if self._usual_back and end - free > _IDLE_TIMES * self._usual_back:
-            usual = min(end, max(at, free + self._usual_back))
-            if at < usual:
-                yield Piece(at, usual, "back", 0, batch)
-            if usual < end:
-                yield Piece(usual, end, "idle", 0, batch)
-        else:
-            yield Piece(at, end, "back" if left > before else "host", 0, batch)
-
-    def _not_there(
-        self, stage: int, batch: int, begin: int, end: int, depth: int
-    ) -> Iterator[Piece]:
-        """Say why a batch's message is not there: not sent, not asked for, on its wire."""
-        batches, at = self._b, begin
-        sent, posted = int(batches.sent[batch, stage - 1]), int(batches.posted[batch, stage])
-        received, there = int(batches.received[batch, stage]), int(batches.arrived[batch, stage])
-        started = int(batches.start[batch, stage])
-        if UNSEEN in {sent, there}:  # no message is seen, but the pass before it may be
-            sent = there = int(batches.end[batch, stage - 1])
-            if sent != UNSEEN and at < (until := min(end, sent)):
-                yield from self._unfinished(stage - 1, batch, at, until, depth)
-                at = until
-            if at < end:
-                yield Piece(at, end, "" if sent == UNSEEN else "wire", stage, batch)
-            return
-        computed = int(batches.end[batch, stage - 1])
-        computed = sent if computed == UNSEEN else min(computed, sent)
-        if at < (until := min(end, computed)):
-            yield from self._unfinished(stage - 1, batch, at, until, depth)
-            at = until
-        started = int(batches.start[batch, stage])
-        for what, whose, moment in (
-            ("host", stage - 1, int(batches.send_issued[batch, stage - 1])),
-            ("held", stage - 1, sent),
-            ("host", stage, posted),
-            ("held", stage, received),
-            ("wire", stage, there),
-            ("host", stage, int(batches.issued[batch, stage])),
-            ("held", stage, max(started, end)),
-        ):
-            if at < (until := min(end, moment)):
-                if what == "held":
-                    until_when = min(started, moment)
-                    yield from self._held(_Start(whose, batch, until_when), at, until, depth)
-                else:
-                    yield Piece(at, until, what, whose, batch)
-                at = until
-
-    def _held(self, waiting: _Start, begin: int, end: int, depth: int) -> Iterator[Piece]:
-        """Say what held something back that had all it needed from `begin` on.
-
-        A broadcast that ends when it starts did: the wait is for its last member. Else it is the
-        launch.
-        """
-        stage, batch, until = waiting
-        starts, ends, arrivals, late = self._meetings[stage]
-        row = bisect_right(ends, until) - 1
-        if row < 0 or until - ends[row] > AT_ONCE_NS or depth > _DEEPEST:
-            yield Piece(begin, end, "host", stage, batch)
-            return
-        first = row
-        while first and starts[first] > begin and starts[first] - ends[first - 1] <= AT_ONCE_NS:
-            first -= 1
-        at = begin
-        for number in range(first, row + 1):
-            if at < (stop := min(end, starts[number])):
-                yield Piece(at, stop, "host", stage, batch)
-                at = stop
-            if at < (stop := min(end, arrivals[number])):
-                for piece in self._on_its_way(late[number], arrivals[number], at, stop, depth):
-                    yield piece._replace(behind=True)
-                at = stop
-            if at < (stop := min(end, ends[number])):
-                yield Piece(at, stop, "back", late[number], batch, behind=True)
-                at = stop
-        if at < end:
-            yield Piece(at, end, "host", stage, batch)
-
-    def _on_its_way(
-        self, stage: int, arrived: int, begin: int, end: int, depth: int
-    ) -> Iterator[Piece]:
-        """Say what the late member of a collective did before it came: its last pass up to then."""
-        starts, _, rows = self._passes[stage]
-        number = bisect_right(starts, arrived) - 1
-        if number < 0:
-            yield Piece(begin, end, "", stage, -1)
-        else:
-            yield from self._unfinished(stage, rows[number], begin, end, depth + 1)
-
-    def _unfinished(
-        self, stage: int, batch: int, begin: int, end: int, depth: int
-    ) -> Iterator[Piece]:
-        """Say what a stage does that has not finished a batch."""
-        at = begin
-        while at < end:
-            current, following, until = self.at(stage, at)
-            until = min(max(until, at + 1), end)
-            if current >= 0:
-                yield Piece(at, until, "pass", stage, current)
-            elif following < 0 or following > batch:
-                # It has ended, and its message is yet to be sent.
-                yield Piece(at, until, "host", stage, batch)
-            else:
-                yield from self.follow(stage, following, at, until, depth + 1)
-            at = until
-
-    def causes(
-        self, place: int, begin: int, end: int, longest: int | None
-    ) -> Iterator[tuple[Piece, Cause]]:
-        """Cut a stretch in which a rank computes nothing, by cause; `longest` sets the pace."""
+    def causes(self, place: int, begin: int, end: int) -> Iterator[tuple[Piece, Cause]]:
+        """Cut a stretch in which a rank computes nothing, by cause."""
         late: Intervals = self._b.ranks[place].unissued
         at = begin
         while at < end:
-            current, following, until = self.at(place, at)
+            current, following, until = self._waits.at(place, at)
             until = min(max(until, at + 1), end)
             if current >= 0:
                 # What was launched late also starts late: the launch itself takes its time.
                 unissued = late.inside(at, until) > 0
                 pieces = iter((Piece(at, until, "host", place, current),))
                 if not unissued:
-                    pieces = self._held(_Start(place, current, until), at, until, 0)
+                    pieces = self._waits.held(place, current, at, until)
             else:
                 unissued = True
-                pieces = self.follow(place, following, at, until)
+                pieces = self._waits.follow(place, following, at, until)
             for piece in (part for found in pieces for part in self._handed_over(found)):
                 if piece.what == "pass":
-                    yield from self._cut_pass(piece, following, longest)
+                    yield from self._cut_pass(piece, following)
                 elif piece.what == "host" and not unissued and not piece.behind:
                     yield piece._replace(what=""), Cause.UNEXPLAINED
                 else:
@@ -487,7 +240,7 @@ class _Waits:
 
     def _handed_over(self, piece: Piece) -> Iterator[Piece]:
         """Follow a host that stands in a send to the next host until that one takes it."""
-        if piece.what != "host" or piece.stage + 1 >= self.stages:
+        if piece.what != "host" or piece.stage + 1 >= self._b.stages:
             yield piece
             return
         over = self._b.ranks[piece.stage].handing_over
@@ -498,10 +251,9 @@ class _Waits:
             else:
                 yield cut
 
-    def _cut_pass(
-        self, piece: Piece, following: int, longest: int | None
-    ) -> Iterator[tuple[Piece, Cause]]:
+    def _cut_pass(self, piece: Piece, following: int) -> Iterator[tuple[Piece, Cause]]:
         """Cut a pass that is waited for by how far it is."""
+        longest = self._longest
         phase = int(self._b.phase[piece.batch])
         before = int(self._b.phase[following - 1]) if following > 0 else phase
         equal, typical = self._equal[phase], self._typical[piece.stage, phase]
@@ -528,7 +280,7 @@ class _Waits:
                 start = stop
 
 
-def _bottleneck(waits: _Waits, queue: Queue | None) -> int | None:
+def _bottleneck(waits: Waits, queue: Queue | None) -> int | None:
     """Return the stage that sets the pace; None where more batches in flight would quicken it."""
     shares = [waits.own_share(stage) for stage in range(waits.stages)]
     busiest = int(np.argmax(shares))
@@ -580,26 +332,26 @@ def _savings(
     stages = [names.index(hop[1]) for hop in slow]
     well = [stage for stage in range(1, batches.stages) if stage not in stages]
     if well:  # each message as its like on the other hops: small ones may be well on a slow hop
-        usual = _whole(np.median(queue.wire[:, well], axis=1))
+        usual = whole(np.median(queue.wire[:, well], axis=1))
         for stage in stages:
             repaired[:, stage] = np.minimum(queue.wire[:, stage], usual)
     too_long = queue.wire - repaired
     remedies: list[tuple[Cause, Callable[[], Queue], int | None, Hop | None]] = [
         (
             Cause.IMBALANCE,
-            lambda: replace(queue, length=_whole(queue.length * equal / np.maximum(median, 1))),
+            lambda: replace(queue, length=whole(queue.length * equal / np.maximum(median, 1))),
             longest,
             None,
         ),
         (
             Cause.UNEVEN,
-            lambda: replace(queue, length=_whole(queue.length * alike / np.maximum(median, 1))),
+            lambda: replace(queue, length=whole(queue.length * alike / np.maximum(median, 1))),
             None,
             None,
         ),
         (
             Cause.JITTER,
-            lambda: replace(queue, length=_whole(np.minimum(queue.length, median))),
+            lambda: replace(queue, length=whole(np.minimum(queue.length, median))),
             int((queue.length - median).clip(0).sum(axis=0).argmax()),
             None,
         ),
@@ -651,7 +403,3 @@ def _savings(
             )
         )
     return tuple(sorted(found, key=lambda one: (one.inflated, -one.saved_ns)))
-
-
-def _whole(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> I64:
-    return np.rint(lengths).astype(np.int64)

@@ -55,7 +55,7 @@ class Reflexes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class PassProgram:
     """One pass, in the order of its host: launches, and calls that wait for the device."""
 
     host_ns: I64
@@ -68,6 +68,8 @@ class Program:
     def run(self, hosts: float, device: float) -> tuple[float, float]:
         """Return what the pass takes with hosts so many times as quick, kernels so many as long;
         and how long before its end its host is done with it.
+
+        A chain of two machines, asked for thousands of times: quicker than events, and equal.
         """  # noqa: D205 (one sentence)
         host = at = 0.0
         gap, latency = self.reflexes.gap_ns, self.reflexes.latency_ns
@@ -93,7 +95,7 @@ class PhaseCosts:
     """Of the device's, what grows with the context."""
     token_ns: float
     """Of the device's, for each token more in the batch, as batches of several sizes show it."""
-    program: Program | None
+    program: PassProgram | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +130,6 @@ class Costs:
         if self.prompts is None:
             return 1
         return max(1, round((self.prompts[0].tokens - self.decode[0].tokens + 1) / 16) * 16)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How many times as quick hosts are as in the recording: the profiler makes them slow."""
-
-    hosts: float = 1.0
 
 
 def measure_costs(
@@ -294,7 +289,7 @@ def _slope(tokens: I64, device_ns: I64) -> float:
 
 def _read_program(
     trace: RankTrace, rank: RankTimeline, begin: int, end: int
-) -> tuple[Program, float]:
+) -> tuple[PassProgram, float]:
     """Read the launches, waits and kernels of a pass; and what of it is attention's."""
     work, calls = find_work(trace), find_synchronisations(trace)
     rows = pass_rows(work, rank.clock_offset_ns, begin, end)
@@ -311,7 +306,7 @@ def _read_program(
     order = np.argsort(moments, kind="stable")
     moments, stays = moments[order], stays[order]
     before = np.concatenate((moments[:1], moments[:-1] + stays[:-1]))
-    program = Program(
+    program = PassProgram(
         host_ns=np.maximum(moments - before, 0),
         device_ns=device[order],
         waits=waits[order],
@@ -357,7 +352,7 @@ def _read_reflexes(work: Work, calls: Synchronisations) -> Reflexes:
 
 def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     costs: Costs,
-    pace: Pace,
+    hosts: float,
     stage: int,
     *,
     prompt_tokens: int,
@@ -365,8 +360,9 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     grown: tuple[float, float] = (1.0, 1.0),
     layers: int | None = None,
 ) -> tuple[float, float]:
-    """Return what a pass takes: with tokens of prompts, rows of decode, at contexts of both so many
-    times as long as the recorded, with so many layers; and the turn that its host takes after it.
+    """Return what a pass takes, with hosts so many times as quick as recorded, tokens of prompts,
+    rows of decode, at contexts of both so many times as long as the recorded, with so many layers;
+    and the turn that its host takes after it.
 
     A host that is done before its device has taken part of its turn by then, as after long prompts.
     """  # noqa: D205 (one sentence)
@@ -377,19 +373,19 @@ def pass_ns(  # noqa: PLR0913 (what a pass is made of)
     if layers is not None and costs.layers is not None:
         rest = costs.rest_share[stage]
         share = rest + (1 - rest) * layers / max(costs.layers[stage], 1)
-    key = (stage, bool(prompt_tokens), round(device / 10_000), round(1e6 / pace.hosts))
+    key = (stage, bool(prompt_tokens), round(device / 10_000), round(1e6 / hosts))
     if key not in costs.memo:
         scale = device / max(known.device_ns, 1.0)
         if known.program is None:
-            turn = costs.turn_ns[stage][bool(prompt_tokens)] / pace.hosts
-            costs.memo[key] = (known.length_ns * scale / pace.hosts, turn)
+            turn = costs.turn_ns[stage][bool(prompt_tokens)] / hosts
+            costs.memo[key] = (known.length_ns * scale / hosts, turn)
         else:
             # Kernels overlap a little, and programs have none: as recorded, it takes what it took.
             as_it_was, _ = known.program.run(1.0, 1.0)
-            taken, lead = known.program.run(pace.hosts, scale)
-            turn = costs.turn_ns[stage][0] / pace.hosts
+            taken, lead = known.program.run(hosts, scale)
+            turn = costs.turn_ns[stage][0] / hosts
             if prompt_tokens and decode.program is not None:
-                turn -= lead - decode.program.run(pace.hosts, 1.0)[1]
+                turn -= lead - decode.program.run(hosts, 1.0)[1]
             costs.memo[key] = (taken * known.length_ns / max(as_it_was, 1.0), max(turn, 0.0))
     length, turn = costs.memo[key]
     return length * share, turn

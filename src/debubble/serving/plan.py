@@ -14,7 +14,7 @@ import numpy as np
 from debubble.errors import NoFit
 from debubble.serving.account import StreamAccount
 from debubble.serving.batches import Batches
-from debubble.serving.costs import Costs, Pace, measure_costs, pass_ns, wire_ns
+from debubble.serving.costs import Costs, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
 from debubble.timeline.model import I64
@@ -62,7 +62,8 @@ class ServerModel:
     costs: Costs
     traffic: Traffic
     setting: Setting
-    pace: Pace
+    hosts: float
+    """How many times as quick hosts are as in the recording: the profiler makes them slow."""
     engine: str | None
     """Whose labels the batches have."""
     as_is: ServerRates
@@ -173,8 +174,8 @@ def model_server(  # noqa: C901, PLR0913 (what the traces may not tell, one argu
             )
         # What holds its batches up is not its hosts' pace: figures stay those under the profiler.
         tokens_out_per_s = None
-    pace = found or Pace()
-    as_is = serve(costs, traffic, setting, pace, traffic.prompt)
+    hosts = found or 1.0
+    as_is = serve(costs, traffic, setting, hosts, traffic.prompt)
     off = missed = 0.0
     if tokens_out_per_s is None:
         missed, off = _played_off(account, queue, costs)
@@ -191,13 +192,13 @@ def model_server(  # noqa: C901, PLR0913 (what the traces may not tell, one argu
         costs=costs,
         traffic=traffic,
         setting=setting,
-        pace=pace,
+        hosts=hosts,
         engine=batches.ranks[0].parallelism.framework if batches.turn_known else None,
         as_is=as_is,
         off=off,
         quick=None
         if tokens_out_per_s is not None
-        else serve(costs, traffic, setting, Pace(hosts=WITHOUT_PROFILER), traffic.prompt),
+        else serve(costs, traffic, setting, WITHOUT_PROFILER, traffic.prompt),
     )
 
 
@@ -282,7 +283,7 @@ def _played_off(account: StreamAccount, queue: Queue, costs: Costs) -> tuple[flo
             decoded = int(batches.rows[row])
         for stage in range(stages):
             length[row, stage], turn[row, stage] = pass_ns(
-                costs, Pace(), stage, prompt_tokens=tokens - decoded, rows=decoded
+                costs, 1.0, stage, prompt_tokens=tokens - decoded, rows=decoded
             )
             wire[row, stage] = wire_ns(costs, stage, tokens) if stage else 0.0
     whole = batches.inside & (batches.tokens > 0)
@@ -318,12 +319,11 @@ def predict(
 ) -> ServerOption:
     """Say what another setting, or other traffic, would do."""
     asked = traffic or model.traffic
-    served = serve(model.costs, asked, setting, model.pace, model.traffic.prompt)
+    served = serve(model.costs, asked, setting, model.hosts, model.traffic.prompt)
     gain = quick_gain = served.tokens_out_per_s / model.as_is.tokens_out_per_s - 1
     quick = None
     if model.quick is not None:
-        pace = Pace(hosts=WITHOUT_PROFILER)
-        quick = serve(model.costs, asked, setting, pace, model.traffic.prompt)
+        quick = serve(model.costs, asked, setting, WITHOUT_PROFILER, model.traffic.prompt)
         quick_gain = quick.tokens_out_per_s / model.quick.tokens_out_per_s - 1
     kinds = []
     if setting.in_flight != model.setting.in_flight:
@@ -423,7 +423,7 @@ def _splits(model: ServerModel) -> list[tuple[int, ...]]:
 
     def takes(stage: int, count: int) -> float:
         return sum(
-            pass_ns(costs, model.pace, stage, prompt_tokens=n, rows=rows, layers=count)[0]
+            pass_ns(costs, model.hosts, stage, prompt_tokens=n, rows=rows, layers=count)[0]
             for n, rows in phases
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from debubble.errors import UsageError
-from debubble.serving.plan import ServerModel, ServerOption, predict
+from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
 from debubble.serving.traffic import Traffic
 from debubble.units import counted, parse_lengths
 
@@ -47,6 +47,14 @@ def read_traffic(clients: int, prompts: str, output: int) -> Traffic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlan:
+    """A server as it is replayed, and changes of it: the most tokens first."""
+
+    model: ServerModel
+    options: tuple[ServerOption, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerQuestion:
     """What is said of a server and of its change; None is what is not said."""
 
@@ -62,12 +70,12 @@ class ServerQuestion:
     prompts: str | None = None
     """Of other traffic: a length, or a mix."""
 
-    def ask(self, model: ServerModel) -> ServerOption | None:
-        """Predict the change that is asked for; None where none is."""
+    def ask(self, model: ServerModel) -> ServerPlan:
+        """Predict the change that is asked for, if any is."""
         self._check(model)
         asked = (self.split, self.in_flight, self.chunk, self.requests, self.prompts)
         if all(value is None for value in asked):
-            return None
+            return ServerPlan(model=model, options=())
         now, traffic = model.setting, None
         setting = replace(
             now,
@@ -78,7 +86,12 @@ class ServerQuestion:
         )
         if self.prompts is not None:
             traffic = replace(model.traffic, prompts=parse_lengths(self.prompts))
-        return predict(model, setting, traffic, limit=self.kv_tokens)
+        option = predict(model, setting, traffic, limit=self.kv_tokens)
+        return ServerPlan(model=model, options=(option,))
+
+    def plan(self, model: ServerModel) -> ServerPlan:
+        """Rank what could be changed."""
+        return ServerPlan(model=model, options=plan_server(model, limit=self.kv_tokens))
 
     def _check(self, model: ServerModel) -> None:
         """Refuse a split of other layers, and more batches than there are requests."""

@@ -1,5 +1,7 @@
 """Batches in → a closed queue that runs them again, as they were or with something put right.
 
+A stream is a program as a step is: events that wait for others, run by the same engine.
+
 So many batches go round, stages in order, each stage one batch at a time:
 
     a stage asks for its message   when its host is done with the batch before (`turn`)
@@ -16,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.serving.batches import UNSEEN, Batches
+from debubble.simulate.events import Edges, Network
 from debubble.timeline.bubble import FEWEST_BATCHES, turn_of
 from debubble.timeline.model import I64, Flags
 
@@ -45,6 +48,8 @@ class Queue:
     behind the broadcast of its tokens."""
     opened: I64
     """When each stage could take the first batch: it may have been at work on those before."""
+    on_device: int | None = None
+    """How many may be on the devices at once, where fewer than are in flight; None for any."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -52,31 +57,32 @@ class Queue:
     def run(self) -> tuple[I64, I64]:
         """Return when each pass starts and ends."""
         batches, stages = self.length.shape
-        start, end = np.zeros_like(self.length), np.zeros_like(self.length)
-        free, opened = [0] * stages, self.opened.tolist()
-        for batch in range(batches):
-            row_length, row_turn = self.length[batch].tolist(), self.turn[batch].tolist()
-            row_wire, row_begin = self.wire[batch].tolist(), self.begin[batch].tolist()
-            row_lag = self.lag[batch].tolist()
-            at = free[0] + row_turn[0] if batch else int(self.entered[0])
-            if self.in_flight is None or batch < self.in_flight:
-                at = max(at, int(self.entered[batch]))
-            else:
-                left = int(end[batch - self.in_flight, -1])
-                at = max(at, left + int(self.back[batch]))
-            for stage in range(stages):
-                if stage:
-                    there = at + row_lag[stage - 1]
-                    if self.held and stage == 1 and batch:
-                        sampled = int(end[batch - 1, -1])
-                        there = max(at, sampled) + row_lag[0]
-                    asked = free[stage] + row_turn[stage] if batch else opened[stage]
-                    at = max(there, asked) + row_wire[stage] + row_begin[stage]
-                start[batch, stage] = at
-                at += row_length[stage]
-                end[batch, stage] = at
-                free[stage] = at
-        return start, end
+        start = np.arange(batches * stages).reshape(batches, stages)
+        end = start + start.size
+        from_message = np.zeros_like(self.length)
+        from_message[:, 1:] = self.lag[:, :-1] + self.wire[:, 1:] + self.begin[:, 1:]
+        from_host = self.turn.copy()
+        from_host[:, 1:] += self.wire[:, 1:] + self.begin[:, 1:]
+        edges = [
+            Edges(end.ravel(), start.ravel(), "length", start.ravel()),
+            Edges(start[:, 1:].ravel(), end[:, :-1].ravel(), "message", start[:, 1:].ravel()),
+            Edges(start[1:].ravel(), end[:-1].ravel(), "host", start[1:].ravel()),
+        ]
+        slots = [count for count in (self.in_flight, self.on_device) if count is not None]
+        edges += [Edges(start[n:, 0], end[:-n, -1], "back", np.arange(n, batches)) for n in slots]
+        if self.held and stages > 1:
+            edges.append(Edges(start[1:, 1], end[:-1, -1], "message", start[1:, 1]))
+        floor = np.zeros(2 * start.size, dtype=np.int64)
+        floor[start[0]] = from_host[0] - self.turn[0] + self.opened
+        entering = slice(self.in_flight)
+        floor[start[entering, 0]] = self.entered[entering]
+        lengths = {"length": self.length.ravel(), "message": from_message.ravel()}
+        lengths |= {"host": from_host.ravel(), "back": self.back}
+        floored = np.zeros(len(floor), dtype=bool)
+        floored[start[entering, 0]] = floored[start[0]] = True
+        network = Network(len(floor), tuple(edges), floored=floored, asked=end[:, -1])
+        moments = network.run(lengths, floor)
+        return moments[start], moments[end]
 
     def turn_ns(self, filling: int | None = None) -> float:
         """Return what a batch takes in turn: the time between two that leave the last stage.
@@ -191,3 +197,8 @@ def with_slots(queue: Queue, in_flight: int) -> Queue:
         back=np.where(queue.back > 0, queue.back, usual),
         entered=np.full(len(queue), queue.entered[0]),
     )
+
+
+def whole(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> I64:
+    """Return lengths in whole nanoseconds."""
+    return np.rint(lengths).astype(np.int64)

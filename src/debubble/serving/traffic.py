@@ -2,22 +2,27 @@
 
 Clients are a closed loop: a request that ends is followed by another. Each of the batches in flight
 has its own requests; a batch takes all of them on by a token, beside a chunk of a prompt if one of
-them is not through with it. What batches take on the stages is the closed queue's.
+them is not through with it. So a scheduler's policy writes batches, and the closed queue runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import fmean
+from dataclasses import dataclass, field
+from itertools import cycle
 
-from debubble.serving.costs import Costs, Pace, pass_ns, wire_ns
+import numpy as np
+
+from debubble.serving.costs import Costs, pass_ns, wire_ns
+from debubble.serving.queue import Queue, whole
+from debubble.simulate.program import NONE
+from debubble.timeline.model import F64
 from debubble.units import NS_PER_S
 
 # Cycles of requests before it is measured, and measured; batches at most.
 _WARM, _MEASURED, _MOST = 1, 2, 4_000
 _HALVINGS = 14
-# A server that no pace brings nearer to what it did is not understood.
+_SLOWEST_HOSTS, _QUICKEST_HOSTS = 0.5, 12.0
+# A server that no speed of hosts brings nearer to what it did is not understood.
 _NEAR = 0.05
 
 
@@ -68,178 +73,201 @@ class ServerRates:
 
 
 @dataclass(slots=True)
-class _Request:
+class Request:
+    """A request as it goes through its batches; moments are batches, as they land."""
+
     prompt: int
     done: int = 0
     out: int = 0
-    came: float = 0.0
-    first: float = 0.0
+    came: int = NONE
+    """The batch that it came upon: when that landed, or before the first of all."""
+    first: int = NONE
+    """The batch that had its first token."""
 
 
-def _lengths(traffic: Traffic, count: int) -> list[int]:
-    """Return lengths of prompts in turn, each as often as its share says, well mixed."""
-    owed = {length: 0.0 for length, _ in traffic.prompts}
-    found = []
-    for _ in range(count):
-        for length, share in traffic.prompts:
-            owed[length] += share
-        length = max(owed, key=lambda one: owed[one])
-        owed[length] -= 1.0
-        found.append(length)
-    return found
+@dataclass(slots=True)
+class SentOut:
+    """The batches that a scheduler sends out one after the other, and what requests had of them."""
+
+    tokens: list[int] = field(default_factory=list)
+    """Of prompts, in each batch."""
+    rows: list[int] = field(default_factory=list)
+    """Requests that it decodes for."""
+    grown: list[tuple[float, float]] = field(default_factory=list)
+    """How many times the recorded context it looks back on: its prompt, its answers."""
+    firsts: list[tuple[int, int]] = field(default_factory=list)
+    """From when a request came to its first token."""
+    answers: list[tuple[int, int, int]] = field(default_factory=list)
+    """From its first token to its last, and how many lie between."""
+    rounds: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """When the first seat's requests ended; tokens out and in, and batches, by then."""
+    out: int = 0
+    into: int = 0
+    kv_tokens: int = 0
 
 
-def serve(  # noqa: C901, PLR0912, PLR0915 (one loop, as an engine's is)
-    costs: Costs, traffic: Traffic, setting: Setting, pace: Pace, recorded_prompt: float
-) -> ServerRates:
-    """Run a server until it has come round some times."""
+def send_out(  # noqa: C901 (one loop, as an engine's is)
+    traffic: Traffic, setting: Setting, *, recorded_prompt: float, recorded_chunk: int
+) -> SentOut:
+    """Say which requests are in which batch until they have come round some times.
+
+    No time is needed: the batch that lands frees its own slot, and those take turns.
+    """
     slots = setting.in_flight
     seats = -(-traffic.clients // slots)
     seats = min(seats, setting.requests_a_batch or seats)
-    lengths = _lengths(traffic, 64)
-    taken = 0
+    lengths = cycle(_lengths(traffic, 64))
 
-    def ask(moment: float) -> _Request:
-        nonlocal taken
-        taken += 1
-        length = lengths[(taken - 1) % len(lengths)]
+    def ask(landed: int) -> Request:
+        length = next(lengths)
         # Without a prompt it is as after its first token.
-        return _Request(prompt=length, came=moment, first=moment, out=int(not length))
+        return Request(prompt=length, came=landed, first=landed, out=int(not length))
 
     groups = [
-        [ask(0.0) for seat in range(seats) if seat * slots + slot < traffic.clients]
+        [ask(NONE) for seat in range(seats) if seat * slots + slot < traffic.clients]
         for slot in range(slots)
     ]
     batches_a_cycle = slots * (traffic.output + seats * -(-traffic.prompt // setting.chunk))
     warm = min(int(_WARM * batches_a_cycle), _MOST // 2)
     count = warm + min(int(_MEASURED * batches_a_cycle), _MOST // 2)
-    layers = setting.layers or (None,) * costs.stages
-    free = [0.0] * costs.stages
-    landed = [0.0] * slots
-    ended: list[float] = []
-    flying: list[tuple[list[tuple[_Request, int]], list[_Request]] | None] = [None] * slots
-    out = into = held = 0
-    rounds: list[tuple[float, int, int, int]] = []
-    firsts: list[float] = []
-    between: list[float] = []
-    turns = [0.0] * costs.stages
-    back = costs.back_ns / pace.hosts
+    sent = SentOut()
+    flying: list[tuple[list[tuple[Request, int]], list[Request]]] = [([], [])] * slots
     for number in range(count):
-        slot, group = number % slots, groups[number % slots]
-        now = landed[slot]
-        flight = flying[slot]
-        if flight is not None:
-            prompts, answered = flight
-            for prompting, tokens in prompts:
-                into += tokens
-                prompting.done += tokens
-                if prompting.done >= prompting.prompt:
-                    prompting.out, prompting.first = 1, now
-                    out += 1
-                    firsts += [now - prompting.came] if number > warm else []
-            for request in answered:
-                request.out += 1
-                if request.out >= traffic.output:
-                    if number > warm and traffic.output > 1:
-                        between.append((now - request.first) / (request.out - 1))
-                    seat = group.index(request)
-                    group[seat] = ask(now)
-                    if not slot and not seat and number >= warm:
-                        # Whole rounds are counted: from an end in the first seat to its last.
-                        rounds.append((now, out + len(answered), into, number))
-            out += len(answered)
+        slot, group, landed = number % slots, groups[number % slots], number - slots
+        prompts, answered = flying[slot]
+        for request, tokens in prompts:
+            sent.into += tokens
+            request.done += tokens
+            if request.done >= request.prompt:
+                request.out, request.first = 1, landed
+                sent.out += 1
+                sent.firsts += [(request.came, landed)] if number > warm else []
+        for request in answered:
+            request.out += 1
+            if request.out >= traffic.output:
+                if number > warm and traffic.output > 1:
+                    sent.answers.append((request.first, landed, request.out - 1))
+                seat = group.index(request)
+                group[seat] = ask(landed)
+                if not slot and not seat and number >= warm:
+                    # Whole rounds are counted: from an end in the first seat to its last.
+                    sent.rounds.append((landed, sent.out + len(answered), sent.into, number))
+        sent.out += len(answered)
         prompts, tokens = [], 0
-        for prompting in (one for one in group if one.done < one.prompt):
-            chunk = min(setting.chunk - tokens, prompting.prompt - prompting.done)
+        for request in group:
+            chunk = min(setting.chunk - tokens, request.prompt - request.done)
             if chunk > 0 and (setting.together or not prompts):
-                prompts.append((prompting, chunk))
+                prompts.append((request, chunk))
                 tokens += chunk
-        answered = [one for one in group if one.done >= one.prompt]
-        longest = max((one for one, _ in prompts), key=lambda one: one.done, default=None)
-        grown = _grown(longest, tokens, answered, recorded_prompt, costs.chunk)
-        phase = int(tokens > 0)
-        at = max(free[0] + turns[0], now + back)
-        if costs.on_device is not None and number >= costs.on_device:
-            at = max(at, ended[number - costs.on_device] + back)
-        for stage in range(costs.stages):
-            if stage:
-                if stage == 1 and costs.on_device is not None and number:
-                    at = max(at, ended[number - 1]) + costs.held_ns
-                wire = wire_ns(costs, stage, tokens + len(answered), setting.repaired)
-                at = max(at, free[stage] + turns[stage]) + wire
-            taken_ns, turns[stage] = pass_ns(
+        answered = [request for request in group if request.done >= request.prompt]
+        flying[slot] = prompts, answered
+        sent.tokens.append(tokens)
+        sent.rows.append(len(answered))
+        # What was recorded is a prompt, or the first chunk of one.
+        done = max((request.done for request, _ in prompts), default=0)
+        looked_back = max(done + tokens, 1) / max(min(recorded_prompt, recorded_chunk), 1.0)
+        longest = max((request.prompt for request in answered), default=recorded_prompt)
+        of_answers = max(float(longest), 1.0) / max(recorded_prompt, 1.0)
+        sent.grown.append((looked_back if prompts else 1.0, of_answers))
+        under_way = sum(one.done + one.out for members in groups for one in members)
+        sent.kv_tokens = max(sent.kv_tokens, under_way)
+    return sent
+
+
+def _lengths(traffic: Traffic, count: int) -> list[int]:
+    """Return lengths of prompts in turn, each as often as its share says, well mixed."""
+    owed = {length: 0.0 for length, _ in traffic.prompts}
+    lengths = []
+    for _ in range(count):
+        for length, share in traffic.prompts:
+            owed[length] += share
+        length = max(owed, key=lambda one: owed[one])
+        owed[length] -= 1.0
+        lengths.append(length)
+    return lengths
+
+
+def serve(
+    costs: Costs, traffic: Traffic, setting: Setting, hosts: float, recorded_prompt: float
+) -> ServerRates:
+    """Run a server whose hosts are so many times as quick, until it has come round some times."""
+    sent = send_out(traffic, setting, recorded_prompt=recorded_prompt, recorded_chunk=costs.chunk)
+    stages = range(costs.stages)
+    layers = setting.layers or (None,) * costs.stages
+    length, turn, wire = np.zeros((3, len(sent.tokens), costs.stages))
+    batches = enumerate(zip(sent.tokens, sent.rows, sent.grown, strict=True))
+    for number, (tokens, rows, grown) in batches:
+        spread = costs.spread[int(tokens > 0)]
+        for stage in stages:
+            taken, after = pass_ns(
                 costs,
-                pace,
+                hosts,
                 stage,
                 prompt_tokens=tokens,
-                rows=len(answered),
+                rows=rows,
                 grown=grown,
                 layers=layers[stage],
             )
-            spread = costs.spread[phase]
-            at += taken_ns * spread[(number * costs.stages + stage) % len(spread)]
-            free[stage] = at
-        ended.append(at)
-        landed[slot], flying[slot] = at, (prompts, answered)
-        held = max(held, sum(one.done + one.out for each in groups for one in each))
+            length[number, stage] = taken * spread[(number * costs.stages + stage) % len(spread)]
+            if number + 1 < len(turn):
+                turn[number + 1, stage] = after
+            wire[number, stage] = wire_ns(costs, stage, tokens + rows, setting.repaired)
+    wire[:, 0] = 0
+    lag = np.zeros_like(length)
+    lag[1:, 0] = costs.held_ns
+    back = np.full(len(length), round(costs.back_ns / hosts))
+    _, ended = Queue(
+        in_flight=setting.in_flight,
+        on_device=costs.on_device,
+        held=costs.on_device is not None,
+        length=whole(length),
+        busy=whole(length),
+        turn=whole(turn),
+        wire=whole(wire),
+        begin=np.zeros_like(whole(wire)),
+        lag=whole(lag),
+        back=back,
+        entered=back,
+        opened=np.zeros(costs.stages, dtype=np.int64),
+    ).run()
+    return _rates(sent, np.append(ended[:, -1], 0) / NS_PER_S)
+
+
+def _rates(sent: SentOut, landed_s: F64) -> ServerRates:
+    """Return what users have of batches that land so; the last moment is the beginning."""
+    rounds = sent.rounds
     if len(rounds) < 2:
-        rounds = [(0.0, 0, 0, 0), (max(landed), out, into, count)]
-    first, last = rounds[0], rounds[-1]
-    length = (last[0] - first[0]) / NS_PER_S
+        last = int(landed_s.argmax())
+        rounds = [(NONE, 0, 0, 0), (last, sent.out, sent.into, len(sent.tokens))]
+    first, last_round = rounds[0], rounds[-1]
+    length = landed_s[last_round[0]] - landed_s[first[0]]
+    firsts = [landed_s[token] - landed_s[came] for came, token in sent.firsts]
+    between = [(landed_s[last] - landed_s[first]) / count for first, last, count in sent.answers]
     return ServerRates(
-        batches_per_s=(last[3] - first[3]) / length,
-        tokens_out_per_s=(last[1] - first[1]) / length,
-        tokens_in_per_s=(last[2] - first[2]) / length,
-        ttft_s=fmean(firsts) / NS_PER_S if firsts else 0.0,
-        tpot_s=fmean(between) / NS_PER_S if between else 0.0,
-        kv_tokens=held,
+        batches_per_s=float((last_round[3] - first[3]) / length),
+        tokens_out_per_s=float((last_round[1] - first[1]) / length),
+        tokens_in_per_s=float((last_round[2] - first[2]) / length),
+        ttft_s=float(np.mean(firsts)) if firsts else 0.0,
+        tpot_s=float(np.mean(between)) if between else 0.0,
+        kv_tokens=sent.kv_tokens,
     )
-
-
-def _grown(
-    prompting: _Request | None,
-    tokens: int,
-    answered: Sequence[_Request],
-    recorded_prompt: float,
-    chunk: int,
-) -> tuple[float, float]:
-    """Return how many times the recorded context a batch looks back on: its prompt, its answers.
-
-    What was recorded is a prompt, or the first chunk of one.
-    """
-    of_prompt = 1.0
-    if prompting is not None:
-        of_prompt = max(prompting.done + tokens, 1) / max(min(recorded_prompt, chunk), 1.0)
-    longest = max((one.prompt for one in answered), default=recorded_prompt)
-    return of_prompt, max(float(longest), 1.0) / max(recorded_prompt, 1.0)
 
 
 def calibrate(
     costs: Costs, traffic: Traffic, setting: Setting, tokens_out_per_s: float
-) -> Pace | None:
-    """Find how quick hosts are without the profiler: so that the server does what it did.
+) -> float | None:
+    """Find how many times as quick hosts are as under the profiler: the server does what it did.
 
-    None where no pace comes near.
+    None where no such number comes near.
     """
 
-    def reaches(pace: Pace) -> float:
-        costs.memo.clear()
-        served = serve(costs, traffic, setting, pace, traffic.prompt)
+    def reaches(hosts: float) -> float:
+        served = serve(costs, traffic, setting, hosts, traffic.prompt)
         return served.tokens_out_per_s / tokens_out_per_s
 
-    found = Pace(hosts=_between(0.5, 12.0, lambda at: reaches(Pace(hosts=at))))
-    off = abs(reaches(found) - 1)
-    costs.memo.clear()
-    return found if off < _NEAR else None
-
-
-def _between(low: float, high: float, reaches: Callable[[float], float]) -> float:
-    """Return where something that grows reaches 1."""
-    at = (low + high) / 2
+    low, high = _SLOWEST_HOSTS, _QUICKEST_HOSTS
     for _ in range(_HALVINGS):
-        at = (low * high) ** 0.5 if low > 0 else (low + high) / 2
-        if reaches(at) < 1:
-            low = at
-        else:
-            high = at
-    return at
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if reaches(middle) < 1 else (low, middle)
+    hosts = (low * high) ** 0.5
+    return hosts if abs(reaches(hosts) - 1) < _NEAR else None

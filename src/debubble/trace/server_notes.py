@@ -185,6 +185,19 @@ def read_server_notes(folder: Path | str) -> ServerNotes | None:
     return notes
 
 
+def notes_beside(files: Sequence[str]) -> ServerNotes | None:
+    """Return what a server noted of itself around a capture, beside any of its traces.
+
+    Notes are of the newest capture in a folder: others may lie beside it.
+    """
+    names = {Path(file).name for file in files}
+    for folder in sorted({str(Path(file).parent) for file in files}):
+        notes = read_server_notes(folder)
+        if notes is not None and names & {*notes.traces}:
+            return notes
+    return None
+
+
 def write_server_notes(folder: Path, notes: ServerNotes) -> Path:
     """Leave the notes beside the traces; nobody ever sees half of them."""
     file = folder / NAME

@@ -15,7 +15,6 @@ from debubble.report.answers.find import FindAnswer
 from debubble.report.answers.links import LinksAnswer
 from debubble.report.answers.plan import PlanAnswer
 from debubble.report.answers.server_plan import ServerPlanAnswer, answer_server_plan
-from debubble.serving.question import ServerQuestion
 
 ROOT = SHARED.parent
 FOLDERS = (
@@ -68,7 +67,7 @@ class Answers:
         """What `plan` says, or why it cannot."""
         try:
             if self.analysis.pipeline.kind == "stream":
-                return answer_server_plan(self.analysis, ServerQuestion())
+                return answer_server_plan(self.analysis, self.analysis.plan_server())
             return debubble.plan(self.analysis, frameworks=())
         except DebubbleError as error:
             return error

@@ -22,7 +22,6 @@ from debubble.report.answers.find import answer_find
 from debubble.report.answers.server_plan import answer_server_plan
 from debubble.report.find import find_page
 from debubble.report.text import Page, print_page
-from debubble.serving.question import ServerQuestion
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
@@ -300,7 +299,7 @@ def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
 def _plan_server(run: Analysis) -> tuple[PlannedChange | None, str]:
     """Plan a stream on the traffic that it had when it was captured, or say why not."""
     try:
-        answer = answer_server_plan(run, ServerQuestion())
+        answer = answer_server_plan(run, run.plan_server())
     except DebubbleError as error:
         return None, str(error)
     if answer.recommended is None:

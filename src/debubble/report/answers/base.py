@@ -98,27 +98,20 @@ def _read(source: Any, path: str | tuple[str, ...], field: str) -> Any:
     return source
 
 
-# What one of these units is in those of answers: seconds, and bytes a second.
-_PER_UNIT = {"_ns": NS_PER_S, "_us": 1e6, "_gb_s": 1e-9}
-
-
 def _attribute(source: Any, name: str, field: str) -> Any:
-    """Return an attribute in the unit of a field; where it asks for `x_s`, `x_ns` will do."""
+    """Return an attribute, in seconds where a field asks for those of nanoseconds."""
     if name.endswith("_s") and not hasattr(source, name):
         name = f"{name[:-2]}_ns"
     value = getattr(source, name)
-    for unit, per in _PER_UNIT.items():
-        if name.endswith(unit) and not field.endswith(unit):
-            return _in_unit(value, per)
-    return value
+    return _in_seconds(value) if name.endswith("_ns") and not field.endswith("_ns") else value
 
 
-def _in_unit(value: Any, per: float) -> Any:
+def _in_seconds(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _in_unit(each, per) for name, each in value.items()}
+        return {name: _in_seconds(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_in_unit(each, per) for each in value]
-    return None if value is None else value / per
+        return [_in_seconds(each) for each in value]
+    return None if value is None else value / NS_PER_S
 
 
 def _fit(value: Any, kind: Any) -> Any:  # noqa: PLR0911 (one a kind of value)

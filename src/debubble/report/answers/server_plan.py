@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
+
+import msgspec
 
 from debubble.analysis import Analysis
 from debubble.measure.worth import Rates, Tariff, Worth
@@ -10,8 +12,8 @@ from debubble.plan.emitted import Emitted, emit_best_setting
 from debubble.plan.plan import WORTH_A_TRY
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.report.answers.serving import answer_scheduler
-from debubble.serving.plan import WITHOUT_PROFILER, ServerModel, ServerOption, plan_server
-from debubble.serving.question import ServerQuestion
+from debubble.serving.plan import WITHOUT_PROFILER, ServerModel, ServerOption
+from debubble.serving.question import ServerPlan
 from debubble.serving.traffic import ServerRates, Setting, Traffic
 from debubble.units import (
     counted,
@@ -108,71 +110,59 @@ class ServerSimulateAnswer(ServerPlanAnswer, frozen=True, kw_only=True):
     schema: str = SIMULATE_SCHEMA
 
 
+_Answer = TypeVar("_Answer", bound=ServerPlanAnswer)
+
+
 def answer_server_plan(
     analysis: Analysis,
-    question: ServerQuestion,
+    plan: ServerPlan,
     emit_for: str | None = None,
     tariff: Tariff | None = None,
 ) -> ServerPlanAnswer:
     """Rank what could be changed in a server."""
-    model = analysis.ask_server(question)
-    options = plan_server(model, limit=question.kv_tokens)
+    model, options, as_it_is = plan.model, plan.options, _as_it_is(plan.model)
     best = next((row for row, option in enumerate(options) if option.verdict == "yes"), None)
-    if best is None:
-        maybe = [
-            option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
-        ]
+    maybe = [
+        option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
+    ]
+    if best is not None:
+        verdict = f"{as_it_is}; {_say(model, options[best])}."
+    elif maybe:
+        gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
+        alone = "" if maybe[0].of_prompts else ", counting decode alone"
+        verdict = (
+            f"{as_it_is}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
+            f"sure: its interval begins at {show_percent(maybe[0].low - 1)}."
+        )
+    else:
         scheduler = answer_scheduler(analysis)
         notes = scheduler.notes[:1] if scheduler else []
-        verdict = "; ".join(
-            (f"{_as_it_is(model)}: no priced change gains more than the noise", *notes)
-        )
+        verdict = "; ".join((f"{as_it_is}: no priced change gains more than the noise", *notes))
         verdict = f"{verdict}."
-        if maybe:
-            gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
-            alone = "" if maybe[0].of_prompts else ", counting decode alone"
-            verdict = (
-                f"{_as_it_is(model)}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
-                f"sure: its interval begins at {show_percent(maybe[0].low - 1)}."
-            )
-    else:
-        verdict = f"{_as_it_is(model)}; {_say(model, options[best])}."
-    return ServerPlanAnswer(
-        **_common(analysis, model, options, tariff),
-        recommended=best,
-        emitted=None if emit_for is None else emit_best_setting(model, options, emit_for),
-        verdict=verdict,
-    )
+    answer = _answer(ServerPlanAnswer, analysis, plan, verdict, tariff)
+    emitted = None if emit_for is None else emit_best_setting(model, options, emit_for)
+    return msgspec.structs.replace(answer, recommended=best, emitted=emitted)
 
 
-def answer_server_simulate(analysis: Analysis, question: ServerQuestion) -> ServerSimulateAnswer:
+def answer_server_simulate(analysis: Analysis, plan: ServerPlan) -> ServerSimulateAnswer:
     """Say what one change, or several at once, would do."""
-    model = analysis.ask_server(question)
-    option = question.ask(model)
-    more = "" if option is None else f"; {_say(model, option)}"
-    return ServerSimulateAnswer(
-        **_common(analysis, model, () if option is None else (option,)),
-        recommended=None,
-        emitted=None,
-        verdict=f"{_as_it_is(model)}{more}.",
-    )
+    more = "".join(f"; {_say(plan.model, option)}" for option in plan.options)
+    verdict = f"{_as_it_is(plan.model)}{more}."
+    return _answer(ServerSimulateAnswer, analysis, plan, verdict, None)
 
 
-def _common(
-    analysis: Analysis,
-    model: ServerModel,
-    options: tuple[ServerOption, ...],
-    tariff: Tariff | None = None,
-) -> dict[str, Any]:
-    rates = analysis.rates(tariff)
-    return {
-        "rates": rates,
-        "setting": _setting_part(model.setting, model),
-        "traffic": _traffic_part(model.traffic),
-        "as_is": _served_part(model.as_is, model.traffic),
-        "misfit_fraction": model.off,
-        "profiled": model.profiled,
-        "options": [
+def _answer(
+    kind: type[_Answer], analysis: Analysis, plan: ServerPlan, verdict: str, tariff: Tariff | None
+) -> _Answer:
+    model, rates = plan.model, analysis.rates(tariff)
+    return kind(
+        rates=rates,
+        setting=_setting_part(model.setting, model),
+        traffic=_traffic_part(model.traffic),
+        as_is=_served_part(model.as_is, model.traffic),
+        misfit_fraction=model.off,
+        profiled=model.profiled,
+        options=[
             ServerOptionPart.of(
                 option,
                 what=_what(model, option),
@@ -185,11 +175,14 @@ def _common(
                 tpot_high_s=option.tpot_s[1],
                 worth=rates.worth_of_gain(option.gain) if rates else None,
             )
-            for option in options
+            for option in plan.options
         ],
-        "assumptions": _assumptions(analysis, model),
-        "warnings": list_warnings(analysis.warnings),
-    }
+        recommended=None,
+        emitted=None,
+        assumptions=_assumptions(analysis, model),
+        verdict=verdict,
+        warnings=list_warnings(analysis.warnings),
+    )
 
 
 def _setting_part(setting: Setting, model: ServerModel) -> SettingPart:
