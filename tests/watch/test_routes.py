@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 import sqlalchemy as sa
+from support.measurements import sampled
+from support.services.watch_service import analysis
 
+from debubble.annexes.watch import tables
 from debubble.annexes.watch.config import Config, Drift, Source
 from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.judge import Judge
@@ -103,3 +106,18 @@ def test_parameters_that_nothing_takes_are_refused(store, tmp_path):
     refused = ask(routes, "/api/pipelines/train/captures?limit=-1")
     assert (refused.status, b"takes parameters" in refused.body) == (400, True)
     assert ask(routes, "/metrics?module=x").status == 200
+
+
+def test_what_another_version_stored_is_shown_without_its_numbers(store, tmp_path):
+    routes = routes_of(store, tmp_path)
+    claim = routes._journal.claim("train", "a 1 2", ("/t/a",), now_s=1.0)
+    finding = analysis(sampled([0.1]))
+    routes._journal.finish(claim, finding, now_s=2.0, follow=lambda *_: None)
+    routes.refresh()
+    assert b'"bubble_fraction"' in ask(routes, "/api/pipelines/train/captures").body
+    table = tables.captures
+    with store.transaction() as connection:
+        connection.execute(table.update().values(data='{"of": "a version to come"}'))
+    routes.refresh()
+    for path in ("/", "/metrics", "/api/pipelines", "/pipelines/train/captures/1"):
+        assert ask(routes, path).status == 200

@@ -1,4 +1,4 @@
-"""A bench and a budget in → all runs made, each in the journal and the history.
+"""A kind of trial and a budget in → all runs made, each in the journal and the history.
 
 First the setting as it is. Then, as long as something is predicted to gain beyond the noise, the
 most promising one, each time with costs fitted anew; after every third the first setting again.
@@ -13,24 +13,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from debubble.analysis import Analysis
 from debubble.annexes.tune.journal import Expectation, Journal, Run, RunStart
-from debubble.annexes.tune.prospects import Prospects, Scope, Standing, look_ahead
+from debubble.annexes.tune.prospects import Prospects, Scope, Standing
 from debubble.annexes.tune.setting import Setting
-from debubble.annexes.tune.trial import (
-    LOG,
-    Bench,
-    First,
-    Kind,
-    Outcome,
-    contradicts,
-    end_marked,
-    judge,
-    read_capture,
-    run_trial,
-)
-from debubble.errors import TuneError, UsageError
+from debubble.annexes.tune.trial import Bench, Kind, Outcome, end_marked
+from debubble.errors import UsageError
 from debubble.measure.comparison import Verdict
 
 # A run that takes this many times as long as the longest good one, and a minute, hangs: starting
@@ -187,11 +176,30 @@ class Tuning:
         return self.bench.template.fill(self.winner or self.standing.now)
 
 
+class Trials(Protocol):
+    """One kind of trial: a command that is run to its end, or a server that is put under a load."""
+
+    @property
+    def bench(self) -> Bench:
+        """How runs are made."""
+
+    def run(
+        self, chosen: Next, standing: Standing, budget: Budget, *, number: int, token: str
+    ) -> Outcome:
+        """Run a setting once; nothing of it is left when this returns."""
+
+    def look(self, standing: Standing) -> Prospects:
+        """Plan from the best run so far."""
+
+    def refuse(self, first: Run) -> None:
+        """Refuse to go on from a first run that tells nothing."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Loop:
     """One tuning under way."""
 
-    bench: Bench
+    trials: Trials
     journal: Journal
     budget: Budget
     scope: Scope
@@ -199,7 +207,6 @@ class Loop:
     """Told of each run before it starts, with how many are over."""
     on_end: Callable[[Run], None]
     clock: Callable[[], float] = time.time
-    _readings: dict[int, Analysis] = field(default_factory=dict)
     _looks: dict[int, Prospects] = field(default_factory=dict)
 
     def run(self) -> Tuning:
@@ -213,7 +220,7 @@ class Loop:
                 self._run(chosen)
                 continue
             return Tuning(
-                bench=self.bench,
+                bench=self.trials.bench,
                 standing=self.standing,
                 prospects=self.look(),
                 stop=chosen,
@@ -224,7 +231,7 @@ class Loop:
     def standing(self) -> Standing:
         """How all settings stand."""
         return Standing(
-            now=self.bench.template.now,
+            now=self.trials.bench.template.now,
             runs=self.journal.runs,
             limit_bytes=self.scope.limit_bytes,
         )
@@ -233,38 +240,12 @@ class Loop:
         """Plan from the best run so far; once for each number of runs."""
         done = len(self.journal.runs)
         if done not in self._looks:
-            self._looks[done] = self._look()
+            self._looks[done] = self.trials.look(self.standing)
         return self._looks[done]
 
-    def _look(self) -> Prospects:
-        standing = self.standing
-        first = standing.first
-        if first is None:
-            return Prospects(tries=(), untellable=(), refused=())
-        best = standing.best
-        source = standing.of(best)[-1] if best is not None else first
-        # A run of another setting beside it tells more: the first, else the last one.
-        others = [run for run in (*standing.measured, first) if run.setting != source.setting]
-        try:
-            beside = self._read(others[-1]) if others else None
-            return look_ahead(standing, source, self._read(source), beside, self.scope)
-        except UsageError as error:
-            if source is first:
-                raise TuneError(
-                    f"nothing can be planned from the first run: {error}",
-                    hint="say what it runs: --now schedule=1f1b, --now split=4,4,4,4",
-                ) from error
-            return look_ahead(standing, first, self._read(first), None, self.scope)
-
-    def _read(self, run: Run) -> Analysis:
-        if run.number not in self._readings:
-            self._readings[run.number] = read_capture(self.bench.folder_of(run.number))
-        return self._readings[run.number]
-
     def _run(self, chosen: Next) -> None:
-        number, first = self.journal.next_number, self.standing.first
-        token = secrets.token_hex(8)
-        self.on_start(chosen, len(self.journal.runs))
+        standing, number, token = self.standing, self.journal.next_number, secrets.token_hex(8)
+        self.on_start(chosen, len(standing.runs))
         self.journal.begin(
             RunStart(
                 number=number,
@@ -275,66 +256,8 @@ class Loop:
                 expected=chosen.expected,
             )
         )
-        outcome, reading = self._try(chosen, number, token)
-        if reading is not None:
-            self._readings[number] = reading
+        outcome = self.trials.run(chosen, standing, self.budget, number=number, token=token)
         run = self.journal.end(number, outcome)
         self.on_end(run)
-        if first is None:
-            self._check_first(run)
-
-    def _try(self, chosen: Next, number: int, token: str) -> tuple[Outcome, Analysis | None]:
-        """Run the command once, and judge what it left."""
-        standing = self.standing
-        first = standing.first
-        outcome, reading = run_trial(
-            self.bench,
-            chosen.setting,
-            out=self.bench.folder_of(number),
-            token=token,
-            timeout_s=self.budget.timeout_for(standing.runs),
-            cut_s=self.budget.seconds_left(standing.runs),
-        )
-        against = None
-        if first is not None:
-            against = First(setting=first.setting, reading=self._read(first))
-        outcome = judge(
-            outcome,
-            chosen.setting,
-            reading,
-            first=against,
-            limit_bytes=self.scope.limit_bytes,
-            hold=self.scope.hold_of(standing),
-            prediction=chosen.expected.prediction if chosen.expected else None,
-        )
-        return outcome, reading
-
-    def _check_first(self, run: Run) -> None:
-        """Refuse to go on from a first run that tells nothing."""
-        outcome = run.outcome
-        log = self.bench.folder_of(run.number) / LOG
-        if outcome.kind is Kind.CUT:
-            raise TuneError(
-                f"the budget is too small for one run: {outcome.message}",
-                hint="give --minutes more, or make the command run fewer steps",
-            )
-        if outcome.measurement is None:
-            raise TuneError(
-                f"the command as it is cannot be measured: {outcome.message}",
-                hint=f"its output is in {log}; mend it and type the same again",
-            )
-        for knob in ("microbatches", "split"):
-            if contradicts(run.setting, knob, outcome.measurement):
-                came = getattr(outcome.measurement, knob)
-                raise TuneError(
-                    f"the command was told {knob} {run.setting.written(knob)} and ran "
-                    f"{Setting(**{knob: came}).written(knob)}: it ignores {{{knob}}}",
-                    hint=f"let it use {{{knob}}}, or say --now {knob}=… as it is",
-                )
-        if self.scope.limit_bytes is not None and any(
-            rank.peak_bytes is None for rank in outcome.measurement.memory
-        ):
-            raise TuneError(
-                "memory was not recorded, so no limit can be held",
-                hint="leave --memory-limit out, or let the capture record memory",
-            )
+        if standing.first is None:
+            self.trials.refuse(run)

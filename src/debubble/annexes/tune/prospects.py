@@ -62,6 +62,11 @@ class Standing:
         settings = list(dict.fromkeys(run.setting for run in self.measured))
         return max(settings, key=self.rate_of, default=None)
 
+    @property
+    def source(self) -> Run | None:
+        """The run to plan from: the last one of the best setting."""
+        return self.of(self.best)[-1] if self.best is not None else None
+
     def gain_of(self, setting: Setting) -> float:
         """Return what a setting gains in throughput over the one as it is."""
         return self._gain(self.rate_of(setting))
@@ -283,7 +288,6 @@ def _fit(setting: Setting, reading: Analysis, other: Analysis | None, scope: Sco
 
 
 def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterator[Prospect]:
-    done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
     ahead = 1 + standing.gain_of(source.setting)
     for option in plan.options:
         if plan.changes_training(option):
@@ -291,9 +295,7 @@ def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterato
         stages = stages_of(plan.baseline.what_if(option.change).order)
         change = _in_a_file(option.change, scope.orders)
         setting = source.setting.after(change, stages)
-        if setting is None or setting in done or option.fits_memory is False:
-            continue
-        if is_hopeless(standing, setting):
+        if setting is None or option.fits_memory is False or not is_open(standing, setting):
             continue
         peaks = None
         if option.headroom is not None:
@@ -351,15 +353,17 @@ def _is_worth(plan: Plan, option: Option, threshold: float) -> bool:
     return option.throughput_gain > threshold and option.throughput_low > 0
 
 
-def is_hopeless(standing: Standing, setting: Setting) -> bool:
-    """Tell whether a setting repeats what already went wrong, or turns a knob that is ignored.
+def is_open(standing: Standing, setting: Setting) -> bool:
+    """Tell whether a setting was not run yet, and does not repeat what went wrong or was ignored.
 
     Of what made a failed run differ, that is to blame which no good run had; what ran out of memory
     does so with more microbatches too.
     """
-    mine = setting.differing(standing.now)
-    if not standing.ignored_knobs.isdisjoint(mine):
-        return True
+    if any(run.setting == setting and run.outcome.kind is not Kind.CUT for run in standing.runs):
+        return False
+    changed = setting.differing(standing.now)
+    if not standing.ignored_knobs.isdisjoint(changed):
+        return False
     good = [run.setting for run in standing.measured]
     for run in standing.runs:
         if run.outcome.kind in (Kind.MEASURED, Kind.CUT, Kind.IGNORED):
@@ -369,9 +373,9 @@ def is_hopeless(standing: Standing, setting: Setting) -> bool:
             for knob, value in run.setting.differing(standing.now).items()
             if all(getattr(other, knob) != value for other in good)
         ]
-        if wrong and all(_as_bad(run, knob, mine.get(knob)) for knob in wrong):
-            return True
-    return False
+        if wrong and all(_as_bad(run, knob, changed.get(knob)) for knob in wrong):
+            return False
+    return True
 
 
 def _as_bad(run: Run, knob: str, value: object) -> bool:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from debubble.annexes.tune.jobs import JobTrials
 from debubble.annexes.tune.journal import NAME, SCHEMA, Heading, Journal, Run, begin_anew, remember
-from debubble.annexes.tune.loop import Budget, Loop, Next, Tuning
+from debubble.annexes.tune.loop import Budget, Loop, Next, Trials, Tuning
 from debubble.annexes.tune.once import Improvement, improve_once
 from debubble.annexes.tune.prospects import Prospects, Scope
-from debubble.annexes.tune.server import Server, ServerLoop
+from debubble.annexes.tune.server import Server, ServerTrials
 from debubble.annexes.tune.setting import (
     SERVING_KNOBS,
     TRAINING_KNOBS,
@@ -99,15 +100,17 @@ class TuningRequest:
         on_start: Callable[[Next, int], None],
         on_end: Callable[[Run], None],
     ) -> Loop:
-        parts = {
-            "bench": self.bench,
-            "journal": journal,
-            "budget": self.budget,
-            "scope": self.scope,
-            "on_start": on_start,
-            "on_end": on_end,
-        }
-        return ServerLoop(server=self.server, **parts) if self.server else Loop(**parts)  # type: ignore[arg-type]
+        trials: Trials = JobTrials(bench=self.bench, scope=self.scope)
+        if self.server is not None:
+            trials = ServerTrials(bench=self.bench, scope=self.scope, server=self.server)
+        return Loop(
+            trials=trials,
+            journal=journal,
+            budget=self.budget,
+            scope=self.scope,
+            on_start=on_start,
+            on_end=on_end,
+        )
 
 
 def read_request(  # noqa: PLR0913 (what was typed)

@@ -13,14 +13,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from debubble.analysis import Analysis
 from debubble.annexes.tune.journal import Expectation, Run
-from debubble.annexes.tune.loop import Loop, Next
-from debubble.annexes.tune.prospects import Prospect, Prospects, is_hopeless
+from debubble.annexes.tune.loop import Budget, Next
+from debubble.annexes.tune.prospects import Prospect, Prospects, Scope, Standing, is_open
 from debubble.annexes.tune.setting import fill_words
 from debubble.annexes.tune.trial import (
     LOG,
@@ -361,36 +361,36 @@ def _cut_by_time(layers: tuple[int, ...], capture: Analysis | None) -> tuple[int
     return tuple(cut)
 
 
-@dataclass(slots=True, kw_only=True)
-class ServerLoop(Loop):
-    """The same loop, with a server that is started, asked and ended for each run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTrials:
+    """Trials of a server that is started, asked and ended for each run."""
 
+    bench: Bench
+    scope: Scope
     server: Server
+    readings: dict[int, Analysis] = field(default_factory=dict)
+    """What was read of each run that was captured."""
 
-    def _look(self) -> Prospects:
-        standing = self.standing
-        tries: tuple[Prospect, ...] = ()
-        if standing.first is not None:
-            source = standing.of(standing.best)[-1] if standing.best else standing.first
-            tries = tuple(
-                sorted(
-                    self._tries(source),
-                    key=lambda found: -(found.expected.gain if found.expected else 0.0),
-                )
-            )
-        return Prospects(tries=tries, untellable=(), refused=())
+    def look(self, standing: Standing) -> Prospects:
+        """Plan from the best run so far, on what its capture tells."""
+        source = standing.source or standing.first
+        if source is None:
+            return Prospects(tries=(), untellable=(), refused=())
+        tries = sorted(
+            self._tries(standing, source),
+            key=lambda prospect: -(prospect.expected.gain if prospect.expected else 0.0),
+        )
+        return Prospects(tries=tuple(tries), untellable=(), refused=())
 
-    def _tries(self, source: Run) -> Iterator[Prospect]:
-        standing = self.standing
-        done = {run.setting for run in standing.runs if run.outcome.kind is not Kind.CUT}
-        capture, now = self._left_by(source), source.setting.serving()
+    def _tries(self, standing: Standing, source: Run) -> Iterator[Prospect]:
+        capture, now = self._left_by(standing, source), source.setting.serving()
         ahead = 1 + standing.gain_of(source.setting)
         folder = self.bench.folder_of(source.number)
         model = model_of(now, capture, read_result(folder / RESULTS, folder / LOAD_LOG))
         asked = [] if model is None else planned(model, now)
         for serving in dict.fromkeys([*asked, *prospects(now, capture)]):
             setting = source.setting.with_serving(serving)
-            if setting is None or setting in done or is_hopeless(standing, setting):
+            if setting is None or not is_open(standing, setting):
                 continue
             option = None if model is None else weigh(model, now, serving)
             expected = None
@@ -410,39 +410,46 @@ class ServerLoop(Loop):
                 or (option.verdict != "no" and option.gain > self.scope.threshold),
             )
 
-    def _left_by(self, source: Run) -> Analysis | None:
+    def _left_by(self, standing: Standing, source: Run) -> Analysis | None:
         """Return what the captured run of a setting left: a run that confirms it has no capture."""
-        for run in self.standing.of(source.setting):
+        for run in standing.of(source.setting):
             traces = self.bench.folder_of(run.number) / TRACES
             try:
-                if run.number not in self._readings and any(traces.rglob("*.json.gz")):
-                    self._readings[run.number] = read_capture(traces, run.setting.in_flight)
+                if run.number not in self.readings and any(traces.rglob("*.json.gz")):
+                    self.readings[run.number] = read_capture(traces, run.setting.in_flight)
             except DebubbleError:
                 continue
-            if run.number in self._readings:
-                return self._readings[run.number]
+            if run.number in self.readings:
+                return self.readings[run.number]
         return None
 
-    def _try(self, chosen: Next, number: int, token: str) -> tuple[Outcome, Analysis | None]:
-        return serve_trial(
+    def run(
+        self, chosen: Next, standing: Standing, budget: Budget, *, number: int, token: str
+    ) -> Outcome:
+        """Serve a setting once under the load."""
+        outcome, reading = serve_trial(
             self.bench,
             self.server,
             chosen,
             out=self.bench.folder_of(number),
             token=token,
-            timeout_s=self.budget.timeout_for(self.journal.runs),
+            timeout_s=budget.timeout_for(standing.runs),
         )
+        if reading is not None:
+            self.readings[number] = reading
+        return outcome
 
-    def _check_first(self, run: Run) -> None:
-        measured = run.outcome.measurement
+    def refuse(self, first: Run) -> None:
+        """Refuse to go on from a first run that tells nothing."""
+        measured = first.outcome.measurement
         if measured is not None and measured.served is not None and measured.served.open_loop:
             raise TuneError(
                 "a rate is answered by any server that keeps up, and says nothing of its best",
                 hint="give a load of clients that wait; compare takes loads with a rate",
             )
         if measured is None:
-            log = self.bench.folder_of(run.number) / LOG
+            log = self.bench.folder_of(first.number) / LOG
             raise TuneError(
-                f"the server as it is cannot be measured: {run.outcome.message}",
+                f"the server as it is cannot be measured: {first.outcome.message}",
                 hint=f"its output is in {log}; mend it and type the same again",
             )

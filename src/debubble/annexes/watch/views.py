@@ -137,7 +137,8 @@ def pipeline_view(journal: Journal, judge: Judge, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "captures": journal.outcomes(name),
-        "latest": None if latest is None else capture_view(latest, whole=True),
+        # What another version wrote, and this one cannot read, is shown from the next capture on.
+        "latest": capture_view(latest, whole=True) if latest and latest.finding else None,
         "recent": [
             capture_view(row, whole=False) for row in journal.captures(name, most=SHOWN_CAPTURES)
         ],
