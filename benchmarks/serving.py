@@ -32,8 +32,8 @@ import debubble
 from debubble.analysis import Analysis
 from debubble.errors import DebubbleError
 from debubble.ledger.causes import Cause
-from debubble.serving.plan import ServerModel, ServerOption, model_server, predict
-from debubble.serving.question import read_traffic
+from debubble.plan.server import ServerOption, predict, read_traffic
+from debubble.serving.model import ServerModel, model_server
 from debubble.serving.traffic import Setting
 
 OURS = Path(__file__).parents[1] / "tests" / "data" / "serving"

@@ -39,11 +39,11 @@ from debubble.plan.request import (
     also_run,
     gaps_of,
 )
+from debubble.plan.server import ServerPlan, ServerQuestion
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
+from debubble.serving.model import ServerModel, model_server
 from debubble.serving.phases import PhaseFigures, measure_phases
-from debubble.serving.plan import ServerModel, model_server
-from debubble.serving.question import ServerPlan, ServerQuestion
 from debubble.serving.traffic import Traffic
 from debubble.simulate.communication import Communication
 from debubble.simulate.expected import Theory, theory_of
@@ -324,20 +324,7 @@ class Analysis:
             told = [self.layers_of(stage) for stage in range(self.stream.batches.stages)]
             layers = tuple(count for count in told if count) if all(told) else None
         around = self.server_notes.around if self.server_notes else None
-        lengths = None
-        if around and around.first_tokens and around.tokens_in_per_s and around.tokens_out_per_s:
-            each = around.seconds / around.first_tokens
-            lengths = (around.tokens_in_per_s * each, around.tokens_out_per_s * each)
-        return model_server(
-            self.stream,
-            self.traces,
-            layers=layers,
-            traffic=traffic,
-            tokens_out_per_s=around.tokens_out_per_s if around else None,
-            requests_running=around.requests_running if around else None,
-            requests_waiting=around.requests_waiting if around else None,
-            tokens_in_out=lengths,
-        )
+        return model_server(self.stream, self.traces, layers=layers, traffic=traffic, around=around)
 
     def plan_server(self, question: ServerQuestion | None = None) -> ServerPlan:
         """Rank what could be changed in a captured server."""

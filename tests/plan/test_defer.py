@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from support.timelines.engine_runs import MS, planned_run, run_unsteadily
 
+from debubble.plan.advice import WORTH
 from debubble.plan.change import Change
 from debubble.plan.lever import Permissions
-from debubble.plan.option import WORTH, Idea, weigh
+from debubble.plan.option import Idea, weigh
 from debubble.plan.plan import make_plan
 from debubble.plan.request import Planned
 from debubble.report.answers.plan import answer_of_plan

@@ -13,11 +13,12 @@ import pytest
 import debubble
 from debubble.errors import NoFit, UsageError
 from debubble.ledger.causes import Cause
+from debubble.plan.server import plan_server, predict, read_traffic
 from debubble.serving.costs import pass_ns
-from debubble.serving.plan import model_server, plan_server, predict
-from debubble.serving.question import read_traffic
+from debubble.serving.model import model_server
 from debubble.serving.traffic import Setting, Traffic, send_out
 from debubble.timeline.turns import Phase
+from debubble.trace.server_notes import Span
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ def model_of(analysis, name):
         analysis.traces,
         layers=tuple(map(int, truth["layers"].split(","))),
         traffic=read_traffic(truth["clients"], truth["prompt"], truth["output"]),
-        tokens_out_per_s=rate_of(name),
+        around=Span(seconds=1.0, tokens_out_per_s=rate_of(name)),
     )
 
 

@@ -42,6 +42,7 @@ from debubble.analysis import Analysis
 from debubble.errors import DebubbleError, Unforeseen, UsageError
 from debubble.measure.compare import DEFAULT_THRESHOLD
 from debubble.plan.emit import EMITTERS
+from debubble.plan.server import ServerQuestion
 from debubble.report.answers.base import Answer, answer_error, json_text
 from debubble.report.answers.brief import brief_of
 from debubble.report.answers.inspect import answer_inspect, answer_no_pipeline
@@ -49,7 +50,6 @@ from debubble.report.answers.server_plan import (
     answer_server_plan,
     answer_server_simulate,
 )
-from debubble.serving.question import ServerQuestion
 from debubble.timeline.fleet.survey import Means, NoPipelineIn, inspect_run
 from debubble.timeline.schedules import SCHEDULES
 from debubble.trace.run import find_run

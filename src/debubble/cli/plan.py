@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from debubble.plan.kv_cache import Cache
     from debubble.plan.lever import OrderSearch
     from debubble.plan.request import Stated
+    from debubble.plan.server import ServerQuestion
     from debubble.report.answers.base import AnswerWarning
     from debubble.report.answers.plan import PlanAnswer
-    from debubble.serving.question import ServerQuestion
 
 
 # An order of passes by itself, and what its file is called unless it is named.

@@ -23,7 +23,7 @@ from debubble.errors import UsageError
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.plan.request import Stated
-    from debubble.serving.question import ServerQuestion, StatedLoad
+    from debubble.plan.server import ServerQuestion, StatedLoad
 
 
 def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
@@ -175,13 +175,13 @@ def refuse_for_steps() -> None:
 
 
 def _parse_load(text: str) -> StatedLoad:
-    from debubble.serving.question import read_stated_load
+    from debubble.plan.server import read_stated_load
 
     return read_stated_load(text)
 
 
 def _ask_server(**known: Any) -> ServerQuestion:
-    from debubble.serving.question import ServerQuestion
+    from debubble.plan.server import ServerQuestion
 
     return ServerQuestion(**known)
 

@@ -52,7 +52,7 @@ from debubble.units import (
 
 if TYPE_CHECKING:
     from debubble.plan.request import ChangeRequest, Stated
-    from debubble.serving.question import ServerQuestion
+    from debubble.plan.server import ServerQuestion
     from debubble.simulate.hand_set import HandSetCosts
     from debubble.timeline.schedules import Order, Statement
 

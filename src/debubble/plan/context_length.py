@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import exp, hypot, log
 
+from debubble.plan.advice import WORTH
 from debubble.plan.change import Change
-from debubble.plan.option import WORTH, Idea, Option, weigh
+from debubble.plan.option import Idea, Option, weigh
 from debubble.plan.plan import Plan
 
 # Standard deviations to either side that hold four of five.

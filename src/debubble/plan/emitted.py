@@ -10,8 +10,9 @@ from debubble.errors import UsageError
 from debubble.plan.emit import EMITTERS, emit, emit_serving, refusal_of
 from debubble.plan.emit.order_file import order_beside
 from debubble.plan.plan import Plan
+from debubble.plan.server import ServerOption
 from debubble.plan.serving import ServingSetting
-from debubble.serving.plan import ServerModel, ServerOption
+from debubble.serving.model import ServerModel
 
 
 class Emitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ def emit_best_setting(
 ) -> Emitted:
     """Write the best setting that gains and that an engine can be told."""
     reason = ""
-    gains = [option for option in options if option.verdict in {"yes", "maybe"} and option.gain > 0]
+    gains = [option for option in options if option.verdict in {"yes", "try", "maybe"}]
     for option in gains:
         setting = option.setting
         if option.kinds == ("hop",):

@@ -15,8 +15,6 @@ from debubble.simulate.predict import Prediction, enough_draws, mean_lengths, pr
 from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S, show_bytes, show_percent
 
-# What buys less is not worth doing, whatever its interval.
-WORTH = 0.01
 # Stalls that differ by less are told of nobody.
 _TOLD = 0.02
 # Of a backward pass: norms alone have less for their weights.

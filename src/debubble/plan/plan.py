@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
 
 from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.ledger.ledger import Ledger
+from debubble.plan.advice import WORTH, Advice, advise, first_of
 from debubble.plan.baseline import Baseline, even_split
 from debubble.plan.by_replay import Miss, find_misses, replayed_options
 from debubble.plan.change import SEARCHED, Change, Hold
@@ -32,7 +32,6 @@ from debubble.plan.levers.microbatches import counts as counts_worth_trying
 from debubble.plan.levers.order import OrderChoice
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import (
-    WORTH,
     Headroom,
     Idea,
     Option,
@@ -57,14 +56,6 @@ _SHOWN = 3
 _COMBINED = 2
 # Longer steps are weighed with one lever at a time: what a count adds shows in shorter ones.
 _MOST_PASSES = 50_000
-# What should buy this much may be worth a try where its interval is wide: repeated runs differ by
-# less (`predict.py` has the measurement).
-WORTH_A_TRY = 0.03
-
-
-Advice = Literal["yes", "try", "maybe", "noise", "no"]
-"""Sure to gain; should, and the run cannot show it; should, and its interval begins in the noise;
-within the noise of a run; loses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +106,8 @@ class Plan:
     @property
     def first(self) -> Option | None:
         """What the plan begins with: what is sure to gain, else fits, else is worth a try."""
-        return self.best or self.remedy or next(iter(self.to_try), None)
+        same = [option for option in self.options if not self.changes_training(option)]
+        return first_of(same, self.advice, self.remedy)
 
     @property
     def remedy(self) -> Option | None:
@@ -135,13 +127,8 @@ class Plan:
 
     def advice(self, option: Option) -> Advice:
         """Return whether to do it."""
-        unseen = self.unseen(option)
-        if option.throughput_low > WORTH and not unseen:
-            return "yes"
-        if option.throughput_gain >= WORTH_A_TRY:
-            return "try" if unseen else "maybe"
-        loses = option.throughput_gain <= 0 if unseen else option.throughput_high < 0
-        return "no" if loses else "noise"
+        gains = option.throughput_gain, option.throughput_low, option.throughput_high
+        return advise(*gains, unseen=bool(self.unseen(option)))
 
     def unseen(self, option: Option) -> str:
         """Return why the run cannot show what an option does; empty where it can."""

@@ -482,8 +482,11 @@ def _say_profiler(found: FindAnswer) -> str:
         said = (
             f"without the profiler a token took {1 / noted.slowdown:.2f} of what it took under it"
         )
+    captured = noted.captured_tokens_out_per_s
+    if captured is not None:
+        said += f"; {show_number(captured)} tokens/s out profiled, decode alone"
     if noted.tokens_out_per_s is not None:
-        said += f"; {show_number(noted.tokens_out_per_s)} tokens/s out"
+        said += f"; {show_number(noted.tokens_out_per_s)} tokens/s out unprofiled"
     if noted.tpot_s is not None:
         said += f", {show_seconds(noted.tpot_s)} a token"
     return said

@@ -25,6 +25,8 @@ from debubble.serving.queue import Queue, measure_queue, whole, with_slots, with
 from debubble.serving.waits import Piece, Waits
 from debubble.timeline.bubble import turn_of
 from debubble.timeline.model import Intervals, split
+from debubble.timeline.turns import Phase
+from debubble.units import NS_PER_S
 
 # A stage that waits for others less than this of the time is what others wait for.
 _SATURATED = 0.1
@@ -72,6 +74,14 @@ class StreamAccount:
     """Stages whose incoming hop carries less than its peers."""
     waits: tuple[Wait, ...] = ()
     """Every stretch that is no compute, with its cause, in the order of ranks and time."""
+
+    @property
+    def tokens_out_per_s(self) -> float | None:
+        """What the captured batches answered, profiled; None where some hold prompts."""
+        rows = self.batches.rows[self.batches.phase == Phase.DECODE]
+        if len(rows) < len(self.batches) or not self.turn_ns or not (rows > 0).any():
+            return None
+        return float(rows[rows > 0].mean()) / self.turn_ns * NS_PER_S
 
     @property
     def length_ns(self) -> int:

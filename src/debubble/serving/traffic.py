@@ -7,7 +7,7 @@ them is not through with it. So a scheduler's policy writes batches, and the clo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 import numpy as np
@@ -70,6 +70,17 @@ class ServerRates:
     tpot_s: float
     kv_tokens: int
     """The most that requests under way hold in the cache of each stage."""
+
+    def over(self, times: float) -> ServerRates:
+        """Return the same at a pace that is so many times lower."""
+        return replace(
+            self,
+            batches_per_s=self.batches_per_s / times,
+            tokens_out_per_s=self.tokens_out_per_s / times,
+            tokens_in_per_s=self.tokens_in_per_s / times,
+            ttft_s=self.ttft_s * times,
+            tpot_s=self.tpot_s * times,
+        )
 
 
 @dataclass(slots=True)

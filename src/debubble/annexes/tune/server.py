@@ -45,8 +45,9 @@ from debubble.measure.load_results import (
     read_load_result,
 )
 from debubble.plan.baseline import even_split
+from debubble.plan.server import ServerOption, plan_server, predict
 from debubble.plan.serving import ServingSetting
-from debubble.serving.plan import ServerModel, ServerOption, plan_server, predict
+from debubble.serving.model import ServerModel
 from debubble.serving.traffic import Traffic
 
 _Value = TypeVar("_Value")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from debubble.errors import UsageError
+from debubble.plan.advice import WORTH
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.lever import Lever, Refusal, Start
 from debubble.plan.levers import recompute, schedule
 from debubble.plan.option import (
-    WORTH,
     Idea,
     Option,
     all_fit,

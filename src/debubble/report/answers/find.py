@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
+from debubble.errors import Code
 from debubble.measure.numbers import Numbers
 from debubble.measure.worth import Rates, Tariff
 from debubble.report.answers.base import (
@@ -49,7 +50,7 @@ from debubble.timeline.figures import Deviation, PipelineFigures, RankShares
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
-from debubble.timeline.steps import SkippedStep
+from debubble.timeline.steps import SkippedStep, numbered
 from debubble.units import NS_PER_S, counted, show_members, show_percent
 
 
@@ -393,6 +394,13 @@ def _pipeline_part(pipeline: PipelineFigures) -> PipelinePart:
     )
 
 
+def _torn(analysis: Analysis) -> list[int]:
+    """Return ranks whose files end early: what they did later, no collective shows."""
+    names = {rank.rank for rank in analysis.pipeline.ranks}
+    gaps = [gap for gap in analysis.warnings if gap.code == Code.TRUNCATED]
+    return sorted({gap.rank for gap in gaps if gap.rank is not None and gap.rank in names})
+
+
 def say_bubble(analysis: Analysis) -> str:
     """Say the bubble in a sentence."""
     pipeline, count = analysis.pipeline, len(analysis.pipelines)
@@ -407,6 +415,8 @@ def say_bubble(analysis: Analysis) -> str:
         noun = "rank" if len(pipeline.absent) == 1 else "ranks"
         absent = f"{noun} {show_members(pipeline.absent)}"
         who = f"In part, with no trace of {absent}: the other ranks wait"
+    elif pipeline.kind == "stream" and (torn := _torn(analysis)):
+        who = f"In part, with a trace of {numbered('rank', torn)} that ends early: ranks wait"
     elif pipeline.cut:
         who = "In part, of a step that the capture cuts: ranks wait"
     waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "

@@ -9,11 +9,10 @@ import msgspec
 from debubble.analysis import Analysis
 from debubble.measure.worth import Rates, Tariff, Worth
 from debubble.plan.emitted import Emitted, emit_best_setting
-from debubble.plan.plan import WORTH_A_TRY
+from debubble.plan.server import ServerOption, ServerPlan
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.report.answers.serving import answer_scheduler
-from debubble.serving.plan import WITHOUT_PROFILER, ServerModel, ServerOption
-from debubble.serving.question import ServerPlan
+from debubble.serving.model import WITHOUT_PROFILER, ServerModel
 from debubble.serving.traffic import ServerRates, Setting, Traffic
 from debubble.units import (
     counted,
@@ -121,19 +120,17 @@ def answer_server_plan(
 ) -> ServerPlanAnswer:
     """Rank what could be changed in a server."""
     model, options, as_it_is = plan.model, plan.options, _as_it_is(plan.model)
-    best = next((row for row, option in enumerate(options) if option.verdict == "yes"), None)
-    maybe = [
-        option for option in options if option.verdict == "maybe" and option.gain >= WORTH_A_TRY
-    ]
-    if best is not None:
-        verdict = f"{as_it_is}; {_say(model, options[best])}."
-    elif maybe:
-        gain = show_gain(maybe[0].gain, maybe[0].low - 1, maybe[0].high - 1)
-        alone = "" if maybe[0].of_prompts else ", counting decode alone"
-        verdict = (
-            f"{as_it_is}; try {_what(model, maybe[0])}: {gain} tokens/s{alone}; not "
-            f"sure: its interval begins at {show_percent(maybe[0].low - 1)}."
-        )
+    first, best = plan.first, None
+    if first is not None and first.verdict == "yes":
+        best = options.index(first)
+        verdict = f"{as_it_is}; {_say(model, first)}."
+    elif first is not None:
+        gain = show_gain(first.gain, first.low - 1, first.high - 1)
+        alone = "" if first.of_prompts else ", counting decode alone"
+        why = f"its interval begins at {show_percent(first.low - 1)}"
+        if first.low > 1:
+            why = "no prompt was captured"
+        verdict = f"{as_it_is}; try {_what(model, first)}: {gain} tokens/s{alone}; not sure: {why}."
     else:
         scheduler = answer_scheduler(analysis)
         notes = scheduler.notes[:1] if scheduler else []
@@ -179,7 +176,7 @@ def _answer(
         ],
         recommended=None,
         emitted=None,
-        assumptions=_assumptions(analysis, model),
+        assumptions=_assumptions(analysis, plan),
         verdict=verdict,
         warnings=list_warnings(analysis.warnings),
     )
@@ -246,9 +243,9 @@ def _say(model: ServerModel, option: ServerOption) -> str:
     )
 
 
-def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
+def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
     """Say what the traces did not tell."""
-    found = []
+    model, found = plan.model, []
     scheduler = answer_scheduler(analysis)
     engine = scheduler.notes if scheduler else []
     if model.profiled:
@@ -260,6 +257,19 @@ def _assumptions(analysis: Analysis, model: ServerModel) -> list[str]:
         found.append(
             f"{model.setting.in_flight} batches in flight: the first stage sets the pace, so that "
             "more do not show; --in-flight-measured states them"
+        )
+    if model.in_step:
+        found.append(
+            f"after a restart clients in step may come round in one batch more or fewer than "
+            f"{model.setting.in_flight}, which alone changes tokens/s by that share: intervals "
+            "hold that; answers of different lengths show what a setting does by itself"
+        )
+    now, first = model.costs.layers, plan.first
+    layers = first.setting.layers if first else None
+    if now and layers and max(layers) > max(now):
+        found.append(
+            f"stage {layers.index(max(layers))} has memory for the weights and the cache of "
+            f"{max(layers)} layers; no stage has more than {max(now)} now"
         )
     if not model.traffic.prompt:
         requests = counted(model.traffic.clients, "request")

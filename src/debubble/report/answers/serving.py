@@ -13,7 +13,7 @@ from debubble.report.answers.base import Part
 from debubble.report.answers.ledger import NamedCause
 from debubble.serving.account import StreamAccount, StreamSaving
 from debubble.serving.hosts import measure_hosts
-from debubble.serving.plan import WITHOUT_PROFILER
+from debubble.serving.model import WITHOUT_PROFILER
 from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_times
 
 
@@ -57,6 +57,8 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
 
     slowdown: float | None
     """How many times longer a token took under it."""
+    captured_tokens_out_per_s: float | None
+    """Under it, of captured batches that all decode; null where some hold prompts."""
     tokens_out_per_s: float | None
     """Without it; so below."""
     tokens_in_per_s: float | None
@@ -138,7 +140,8 @@ def answer_profiler(analysis: Analysis) -> ProfilerPart | None:
     around = notes.around if notes else None
     if notes is None or around is None:
         return None
-    return ProfilerPart.of(around, slowdown=notes.slowdown)
+    captured = analysis.stream.tokens_out_per_s if analysis.stream else None
+    return ProfilerPart.of(around, slowdown=notes.slowdown, captured_tokens_out_per_s=captured)
 
 
 def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
