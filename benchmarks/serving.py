@@ -35,6 +35,7 @@ from debubble.ledger.causes import Cause
 from debubble.plan.server import ServerOption, predict, read_traffic
 from debubble.serving.model import ServerModel, model_server
 from debubble.serving.traffic import Setting
+from debubble.trace.server_notes import Span
 
 OURS = Path(__file__).parents[1] / "tests" / "data" / "serving"
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "serving"
@@ -270,7 +271,7 @@ def model_of(folder: Path, analysis: Analysis) -> ServerModel:
         analysis.traces,
         layers=truth.layers,
         traffic=read_traffic(truth.clients, truth.prompts, truth.output),
-        tokens_out_per_s=truth.tokens_out_per_s,
+        around=Span(seconds=1.0, tokens_out_per_s=truth.tokens_out_per_s),
     )
 
 

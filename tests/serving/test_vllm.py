@@ -15,11 +15,13 @@ from debubble.timeline.turns import Phase
 
 SHIPPED = Path(__file__).parents[1] / "data" / "vllm"
 SHARED = Path(__file__).parents[3] / "shared" / "recordings" / "vllm"
-RUNS = [SHIPPED / name for name in ("pp4_eager", "pp4_graph", "pp4_split")]
+RUNS = [SHIPPED / f"pp4_{name}" for name in ("eager", "graph", "split", "mix", "long0")]
 RUNS += [SHARED / f"v_{name}" for name in ("pp4_eager", "pp4_graph", "pp4_split")]
 RUNS += [SHARED / f"v_{name}" for name in ("pp4_few", "pp2_graph")]
 
-LAYERS = {"pp4_split": [6, 6, 6, 14], "pp2_graph": [16, 16]}
+LAYERS = {"pp4_split": [6, 6, 6, 14], "pp2_graph": [16, 16], "pp4_long0": [15, 6, 6, 5]}
+# What 32 steady clients saw, unprofiled, of two starts each: tokens a second.
+STEADY = {(6, 6, 6, 14): 588.5, (8, 8, 8, 8): 604.5, (15, 6, 6, 5): 658.5}
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=lambda run: f"{run.parent.name}-{run.name}")
@@ -109,6 +111,11 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
     if folder.parent == SHIPPED and name == "pp4_eager":
         pytest.skip("seven batches are too few")
     plan = answer_server_plan(analysis, analysis.plan_server())
+    if name in {"pp4_mix", "pp4_long0"}:
+        assert not plan.profiled
+        noted = debubble.find(analysis).stream.profiler
+        assert plan.as_is.tokens_out_per_s == pytest.approx(noted.tokens_out_per_s)
+        return
     if name in {"pp4_few", "pp2_graph"}:
         clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1513)
         assert (plan.traffic.clients, plan.traffic.output) == (clients, output)
@@ -147,6 +154,18 @@ def test_splits_are_priced_by_what_sets_the_pace_and_clients_in_step_are_left_op
     first = analysis.plan_server().first
     assert first.setting.layers[0] >= 14
     assert first.gain > 0.2
+
+
+@pytest.mark.parametrize("name", ["pp4_mix", "pp4_long0"])
+def test_other_splits_of_steady_traffic_give_what_clients_saw(name):
+    analysis = debubble.analyse(SHIPPED / name)
+    now = STEADY[tuple(LAYERS.get(name, [8, 8, 8, 8]))]
+    for layers, came in STEADY.items():
+        [option] = analysis.ask_server(ServerQuestion(split=layers)).options
+        assert 1 + option.gain == pytest.approx(came / now, rel=0.1)
+        assert option.low < came / now < option.high
+    if name == "pp4_mix":
+        assert analysis.plan_server().first.setting.layers[0] in range(13, 18)
 
 
 @pytest.mark.parametrize("rank", [0, 2])

@@ -12,7 +12,7 @@ import numpy as np
 
 from debubble.errors import UsageError
 from debubble.plan.advice import WORTH, Advice, advise, first_of
-from debubble.serving.costs import pass_ns, wire_ns
+from debubble.serving.costs import pass_ns
 from debubble.serving.model import ServerModel
 from debubble.serving.traffic import ServerRates, Setting, Traffic
 from debubble.units import counted, parse_lengths
@@ -292,11 +292,12 @@ def _splits(model: ServerModel) -> list[tuple[int, ...]]:
     """Return the even split, and the one that should be quickest, where they differ from now.
 
     Most servers are as quick as their longest stage. Where a broadcast of sampled tokens keeps a
-    batch in the first stage until the one before has left the last, all others follow each other:
+    batch in the first stage until the one before has left the last, the others follow each other,
+    and the first runs beside them: it may be longer.
 
-        stage 0   1111.... 2222....        a batch takes what the first stage takes, or what all
-        stage 1       0 1111   2222        others take together, whichever is more
-        stage 2          ...1111   2222
+        stage 0   1111 2222......3333......
+        stage 1        1111      2222
+        stage 2            1111      2222
     """
     costs, layers = model.costs, model.costs.layers or ()
     total, stages = sum(layers), costs.stages
@@ -323,16 +324,19 @@ def _splits(model: ServerModel) -> list[tuple[int, ...]]:
             )
     quickest = best[total][1]
     if costs.on_device is not None:
-        hops = sum(
-            wire_ns(costs, stage, n + rows) for stage in range(1, stages) for n, rows in phases
-        )
 
-        def turn(count: int) -> float:
-            rest = followers[total - count][1]
-            together = sum(takes(stage, layers) for stage, layers in enumerate(rest, start=1))
-            return max(takes(0, count), together + hops + len(phases) * costs.held_ns)
+        def give_first(count: int) -> tuple[int, ...]:
+            return (count, *followers[total - count][1])
 
-        first = min(range(1, total - stages + 2), key=turn)
-        quickest = (first, *followers[total - first][1])
+        def rate(split: tuple[int, ...]) -> float:
+            return model.serve(model.traffic, replace(model.setting, layers=split)).tokens_out_per_s
+
+        step = total // 4
+        while step:
+            firsts = (quickest[0] + more for more in (-step, 0, step))
+            splits = [give_first(count) for count in firsts if 1 <= count <= total - stages + 1]
+            better = max(splits, key=rate)
+            step = step if better != quickest else step // 2
+            quickest = better
     even = tuple(len(part) for part in np.array_split(np.arange(total), stages))
     return sorted({even, quickest} - {layers})

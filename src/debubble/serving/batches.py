@@ -151,6 +151,16 @@ class Batches:
         return tuple(rows[:count].tolist())
 
     @property
+    def in_step(self) -> bool:
+        """Whether requests come and end together: prompts lie in one batch after the other, and
+        rounds without any are all the same.
+        """  # noqa: D205 (one sentence)
+        prompts = (self.phase == Phase.MIXED) | (self.phase == Phase.PREFILL)
+        if not prompts.any():
+            return bool(self.round)
+        return 2 * int((prompts[1:] & prompts[:-1]).sum()) >= int(prompts.sum())
+
+    @property
     def held_back(self) -> bool:
         """Whether the scheduler keeps more under way than the devices: the rest waits in hosts."""
         return self.turn_known and (self.at_entry or 0) < (self.in_flight or 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -67,8 +68,6 @@ class ServerModel:
     """How far the model is from what was measured."""
     profiled: bool
     """Figures are those of the captured batches: nothing tells what the profiler costs."""
-    in_step: bool
-    """Clients ask and end together: a restart may have them come round in other batches."""
     others: tuple[OtherCase, ...] = ()
 
     def serve(self, traffic: Traffic, setting: Setting, hosts: float | None = None) -> ServerRates:
@@ -115,38 +114,65 @@ def model_server(
             "no batch with a prompt was captured: what prompts take is not known",
             hint="capture longer: some prompts must fall into it",
         )
+    traffic = replace(traffic, in_step=batches.in_step)
+    landing = _land(account, queue, costs, traffic, setting, around)
+    model = ServerModel(
+        slow=account.slow,
+        costs=costs,
+        traffic=traffic,
+        setting=setting,
+        hosts=landing.hosts,
+        engine=batches.ranks[0].parallelism.framework if batches.turn_known else None,
+        as_is=landing.modelled.over(1 + landing.off),
+        off=landing.off,
+        profiled=landing.profiled,
+    )
+    return replace(model, others=tuple(_other_cases(model)))
+
+
+class _Landing(NamedTuple):
+    """How a model lands on what was measured."""
+
+    hosts: float
+    modelled: ServerRates
+    off: float
+    profiled: bool
+
+
+def _land(  # noqa: PLR0913, PLR0917 (what was captured, fitted, asked and measured)
+    account: StreamAccount,
+    queue: Queue,
+    costs: Costs,
+    traffic: Traffic,
+    setting: Setting,
+    around: Span | None,
+) -> _Landing:
+    """Hold a model against what the server did unprofiled, else against the captured batches."""
     free = around.tokens_out_per_s if around else None
-    hosts = calibrate(costs, traffic, setting, free) if free else None
-    if free and hosts is None and not batches.turn_known:
-        raise NoFit(
-            "no pace of hosts lands on what the server did without the profiler",
-            hint="state the traffic that it had then: --load 'clients=32 prompt=512 output=48'",
-        )
-    # Where labels show what holds batches up and it is not hosts, figures stay profiled.
-    modelled = serve(costs, traffic, setting, hosts or 1.0, traffic.prompt)
-    missed, off = (0.0, 0.0) if hosts else _played_off(account, queue, costs)
-    measured = free if hosts else None if traffic.prompt else account.tokens_out_per_s
-    if measured:
-        off = modelled.tokens_out_per_s / measured - 1
+    if free:
+        hosts = calibrate(costs, traffic, setting, free)
+        modelled = serve(costs, traffic, setting, hosts, traffic.prompt)
+        off = modelled.tokens_out_per_s / free - 1
+        if abs(off) <= MOST_PLAYED_OFF:
+            return _Landing(hosts, modelled, off, profiled=False)
+        if not account.batches.turn_known:
+            raise NoFit(
+                "no pace of hosts lands on what the server did without the profiler",
+                hint="state the traffic that it had then: --load 'clients=32 prompt=512 output=48'",
+            )
+        # Labels show what holds batches up, and it is not hosts: figures stay profiled.
+    modelled = serve(costs, traffic, setting, 1.0, traffic.prompt)
+    missed, off = _played_off(account, queue, costs)
+    captured = None if traffic.prompt else account.tokens_out_per_s
+    if captured:
+        off = modelled.tokens_out_per_s / captured - 1
     if abs(missed) > MOST_OFF or abs(off) > MOST_PLAYED_OFF:
         worst = missed if abs(missed) > MOST_OFF else off
         raise NoFit(
             f"the model misses the captured batches by {show_percent(abs(worst))}",
             hint="capture steady traffic; what the batches wait for, `find` says",
         )
-    model = ServerModel(
-        slow=account.slow,
-        costs=costs,
-        traffic=traffic,
-        setting=setting,
-        hosts=hosts or 1.0,
-        engine=batches.ranks[0].parallelism.framework if batches.turn_known else None,
-        as_is=modelled.over(1 + off),
-        off=off,
-        profiled=hosts is None,
-        in_step=bool(batches.round) and not traffic.prompt,
-    )
-    return replace(model, others=tuple(_other_cases(model)))
+    return _Landing(1.0, modelled, off, profiled=True)
 
 
 def _other_cases(model: ServerModel) -> Iterator[OtherCase]:
@@ -154,7 +180,9 @@ def _other_cases(model: ServerModel) -> Iterator[OtherCase]:
     if model.profiled:
         quick = model.serve(model.traffic, model.setting, WITHOUT_PROFILER)
         yield OtherCase(hosts=WITHOUT_PROFILER, more_in_turn=0, now=quick)
-    for more in (-1, 1) if model.in_step else ():
+    # After a restart clients in step may come round in other batches.
+    in_step = model.traffic.in_step and not model.traffic.prompt
+    for more in (-1, 1) if in_step else ():
         slots = model.setting.in_flight + more
         if 1 <= slots <= max(model.costs.stages, model.setting.in_flight):
             yield OtherCase(hosts=model.hosts, more_in_turn=more, now=model.as_is)

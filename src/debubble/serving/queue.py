@@ -48,6 +48,8 @@ class Queue:
     behind the broadcast of its tokens."""
     opened: I64
     """When each stage could take the first batch: it may have been at work on those before."""
+    ahead: Flags | None = None
+    """Batches that entered while as many as usual were under way: no slot held them."""
     on_device: int | None = None
     """How many may be on the devices at once, where fewer than are in flight; None for any."""
 
@@ -69,7 +71,10 @@ class Queue:
             Edges(start[1:].ravel(), end[:-1].ravel(), "host", start[1:].ravel()),
         ]
         slots = [count for count in (self.in_flight, self.on_device) if count is not None]
-        edges += [Edges(start[n:, 0], end[:-n, -1], "back", np.arange(n, batches)) for n in slots]
+        for count in slots:
+            rows = np.arange(count, batches)
+            rows = rows if self.ahead is None else rows[~self.ahead[rows]]
+            edges.append(Edges(start[rows, 0], end[rows - count, -1], "back", rows))
         if self.held and stages > 1:
             edges.append(Edges(start[1:, 1], end[:-1, -1], "message", start[1:, 1]))
         floor = np.zeros(2 * start.size, dtype=np.int64)
@@ -119,17 +124,19 @@ def measure_queue(batches: Batches) -> Queue | None:
             ready = np.maximum(ready, before[:, -1])
         lag[:, stage - 1] = np.maximum(sent - ready, 0)
         asked = np.maximum(posted, before[:, stage])
-        wire[:, stage] = np.maximum(there - np.maximum(sent, asked), 0)
+        # What stands behind a broadcast goes nowhere before that is over, though it was begun.
+        wire[:, stage] = np.maximum(there - np.maximum(np.maximum(sent, asked), ready), 0)
         begin[:, stage] = start[:, stage] - there
         turn[:, stage] = _turns(asked - before[:, stage], asked >= sent)
         told.append(int((asked >= sent).sum()))
-    back = np.zeros(len(rows), dtype=np.int64)
+    back, ahead = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
     # Those that wait in the first host, behind what holds it up, are not on the devices.
     slots = batches.at_entry if batches.held_back else batches.in_flight
     seen = batches.at_entry
     if slots is not None and seen is not None and max(slots, seen) < len(rows):
         if batches.first_sets_pace:  # how many it would let in does not show
             slots = min(max(slots, stages), len(rows) - 1)
+        ahead[slots:] = start[slots:, 0] < end[:-slots, -1]
         since = start[seen:, 0] - end[:-seen, -1]
         waits = end[:-seen, -1] > end[seen - 1 : -1, 0]  # its slot was taken longer
         back[seen:] = np.maximum(_turns(since, waits), 0)
@@ -148,6 +155,7 @@ def measure_queue(batches: Batches) -> Queue | None:
         lag=lag,
         back=back,
         held=batches.held_back,
+        ahead=ahead,
         entered=start[:, 0].copy(),
         opened=start[0] - begin[0],
     )

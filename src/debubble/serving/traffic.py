@@ -21,9 +21,7 @@ from debubble.units import NS_PER_S
 # Cycles of requests before it is measured, and measured; batches at most.
 _WARM, _MEASURED, _MOST = 1, 2, 4_000
 _HALVINGS = 14
-_SLOWEST_HOSTS, _QUICKEST_HOSTS = 0.5, 12.0
-# A server that no speed of hosts brings nearer to what it did is not understood.
-_NEAR = 0.05
+_QUICKEST_HOSTS = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +34,8 @@ class Traffic:
     """Tokens of a prompt, and the share of such prompts."""
     output: int
     """Tokens of an answer."""
+    in_step: bool = True
+    """Requests began together, and so come and end together; else at any time."""
 
     @property
     def prompt(self) -> float:
@@ -138,6 +138,11 @@ def send_out(  # noqa: C901 (one loop, as an engine's is)
         [ask(NONE) for seat in range(seats) if seat * slots + slot < traffic.clients]
         for slot in range(slots)
     ]
+    if not traffic.in_step:
+        begun = np.random.default_rng(0).integers(1, traffic.output, (slots, seats))
+        for slot, group in enumerate(groups):
+            for seat, request in enumerate(group):
+                request.done, request.out = request.prompt, int(begun[slot, seat])
     batches_a_cycle = slots * (traffic.output + seats * -(-traffic.prompt // setting.chunk))
     warm = min(int(_WARM * batches_a_cycle), _MOST // 2)
     count = warm + min(int(_MEASURED * batches_a_cycle), _MOST // 2)
@@ -264,21 +269,20 @@ def _rates(sent: SentOut, landed_s: F64) -> ServerRates:
     )
 
 
-def calibrate(
-    costs: Costs, traffic: Traffic, setting: Setting, tokens_out_per_s: float
-) -> float | None:
-    """Find how many times as quick hosts are as under the profiler: the server does what it did.
+def calibrate(costs: Costs, traffic: Traffic, setting: Setting, tokens_out_per_s: float) -> float:
+    """Find how many times as quick hosts are unprofiled: the server comes nearest to what it did.
 
-    None where no such number comes near.
+    The profiler makes no host quicker: what the model misses at its pace is not the hosts'.
     """
 
-    def reaches(hosts: float) -> float:
+    def falls_short(hosts: float) -> bool:
         served = serve(costs, traffic, setting, hosts, traffic.prompt)
-        return served.tokens_out_per_s / tokens_out_per_s
+        return served.tokens_out_per_s < tokens_out_per_s
 
-    low, high = _SLOWEST_HOSTS, _QUICKEST_HOSTS
+    low, high = 1.0, _QUICKEST_HOSTS
+    if not falls_short(low):
+        return low
     for _ in range(_HALVINGS):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if reaches(middle) < 1 else (low, middle)
-    hosts = (low * high) ** 0.5
-    return hosts if abs(reaches(hosts) - 1) < _NEAR else None
+        low, high = (middle, high) if falls_short(middle) else (low, middle)
+    return float((low * high) ** 0.5)

@@ -258,7 +258,7 @@ def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
             f"{model.setting.in_flight} batches in flight: the first stage sets the pace, so that "
             "more do not show; --in-flight-measured states them"
         )
-    if model.in_step:
+    if any(case.more_in_turn for case in model.others):
         found.append(
             f"after a restart clients in step may come round in one batch more or fewer than "
             f"{model.setting.in_flight}, which alone changes tokens/s by that share: intervals "
