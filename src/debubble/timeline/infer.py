@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,7 +60,7 @@ from debubble.timeline.model import (
     Transfers,
     divide,
     join_columns,
-    read_shape,
+    read_shapes,
 )
 from debubble.timeline.passes import (
     Assignment,
@@ -532,5 +533,4 @@ def _divide(chain: Chain, ranks: Sequence[RankRecord]) -> Parallelism:
         found = replace(found, framework=turns.engine)
     operators = first.trace.operators
     shapes = operators.shape[(operators.operation == Operation.SEND) & (operators.shape >= 0)]
-    usual = first.trace.names[int(np.bincount(shapes).argmax())] if len(shapes) else ""
-    return read_shape(found, usual)
+    return read_shapes(found, Counter(first.trace.names[shape] for shape in shapes.tolist()))
