@@ -453,7 +453,7 @@ def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
     waited, exchange, early, wire = _kinds(largest, buffers=buffers)
     *met_by, every = _kinds(rows, buffers=buffers)
     # Of much smaller ones, as a server's single tokens, the start is most: no wire shows in them.
-    alike = rows.message_bytes >= figures.message_bytes / 2
+    alike = rows.message_bytes >= figures.message_bytes // 2
     sizes = np.unique(rows.message_bytes[alike]).tolist()
     return HopTimes(
         figures=figures,

@@ -31,6 +31,7 @@ from debubble.timeline.clock import (
     shift_transfers,
 )
 from debubble.timeline.doubts import doubt_messages, doubt_passes
+from debubble.timeline.layers import StagePasses, count_layers, recomputed_share
 from debubble.timeline.lines import (
     line_of,
     passes_of,
@@ -43,12 +44,6 @@ from debubble.timeline.meetings import (
     crosses_stages,
     join_meetings,
     meet,
-)
-from debubble.timeline.memory import (
-    StagePasses,
-    count_layers,
-    count_served_layers,
-    recomputed_share,
 )
 from debubble.timeline.model import (
     UNKNOWN,
@@ -458,7 +453,7 @@ def _draw_pipeline(
         lines.append(replace(line, meetings=meetings.where(meetings.rank == rank.rank)))
         passes.append(ran)
         seen += stage_passes_of(rank, assignment, position, numbers, shown)
-    layers = count_layers(seen) if shown is None else count_served_layers(seen)
+    layers = count_layers(seen, tuple(numbers))
     again, divided = recomputed_share(seen), _divide(chain, ranks)
     shares = {one.stage: one.weight_share for one in seen if one.weight_share is not None}
     for row, line in enumerate(lines):
