@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
-import subprocess
 import sys
 
 import pytest
 from support.requirements import need_package
+from support.services.console import type_command
 from support.traces.kineto_events import document, kernel
 from support.traces.recordings import H200
 
@@ -153,27 +152,10 @@ def test_a_scheme_that_nothing_opens_says_what_to_install(monkeypatch):
     assert "pip install" in caught.value.hint
 
 
-def test_every_reading_verb_takes_urls_and_writes_none(store):
+def test_every_reading_verb_takes_urls_and_writes_none(store, tmp_path):
     url = store.put_folder(H200 / "1f1b_p2_m4", "verbs/before")
-    for words in (
-        ["inspect", url],
-        ["find", url],
-        ["plan", url, "--also", url],
-        ["compare", url, url],
-    ):
-        assert ask(store, *words).returncode == 0, words
-    for flag in ("--html", "--svg", "--perfetto"):
-        refused = ask(store, "find", url, flag, "s3://bucket/out")
-        assert refused.returncode == 2
-        assert "is a URL, and answers are written to files" in refused.stderr
-
-
-def ask(store, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "debubble", *words],
-        env=os.environ | store.environment,
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=300,
-    )
+    for words in (f"inspect {url}", f"plan {url} --also {url}", f"compare {url} {url}"):
+        assert type_command(f"debubble {words}", tmp_path).code == 0, words
+    refused = type_command(f"debubble find {url} --html s3://bucket/out", tmp_path)
+    assert refused.code == 2
+    assert "is a URL, and answers are written to files" in refused.err
