@@ -15,7 +15,6 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, TypeVar, cast
@@ -128,14 +127,14 @@ class Source:
                 piece = self._read(stream, PIECE_BYTES)
 
     def prefix(self, size: int) -> bytes:
-        """Return the first inflated bytes, at least `size` of them if there are so many."""
+        """Return the first inflated bytes, `size` of them if there are so many."""
         taken, length = [], 0
         for piece in self.pieces(size):
             taken.append(piece)
             length += len(piece)
             if length >= size:
                 break
-        return b"".join(taken)
+        return b"".join(taken)[:size]
 
     def _inflate(self, stream: BinaryIO, first: bytes, least: int) -> Iterator[bytes]:
         """Inflate member after member; small ones are joined, so that pieces are never tiny."""
@@ -407,6 +406,8 @@ def each(
     if not far:
         yield from map(function, items)
         return
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 (slow to load)
+
     with ThreadPoolExecutor(_REQUESTS) as threads:
         yield from threads.map(function, items)
 
