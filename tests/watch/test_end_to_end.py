@@ -28,7 +28,8 @@ DELAY = 5
 @contextmanager
 def serving(folder):
     words = ["--kind", "vllm", "--folder", str(folder), "--port", "0", "--layers", "1,1"]
-    words += ["--chunk", "4096"]
+    # Batches take their time asleep: the machine is free for what is tested.
+    words += ["--chunk", "4096", "--token-us", "10"]
     server = subprocess.Popen(
         [sys.executable, EXAMPLE / "serve.py", *words], stdout=subprocess.PIPE, text=True
     )
