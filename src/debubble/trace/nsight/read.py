@@ -234,16 +234,13 @@ def _read_work(export: Export, names: Interner[str]) -> Rows:
 
 
 def _name_copies(export: Export, names: Interner[str]) -> I32:
-    """Name copies by their kind, as the export labels it; between devices they are a peer's."""
+    """Name copies by their kind; between devices they are a peer's."""
     copied, source, target = export.integers(COPIES, "copyKind", "srcDeviceId", "dstDeviceId")
-    labels = dict(_COPY_LABELS)
-    if export.has("ENUM_CUDA_MEMCPY_OPER", "id", "label"):
-        (ids,) = export.integers("ENUM_CUDA_MEMCPY_OPER", "id")
-        told = zip(ids.tolist(), export.texts("ENUM_CUDA_MEMCPY_OPER", "label"), strict=True)
-        labels.update((key, label) for key, label in told if label)
     between = (source >= 0) & (target >= 0) & (source != target)
     copied = np.where(between, _PEER_COPY, copied)
-    name = {kind: names[f"Memcpy {labels.get(kind, 'Unknown')}"] for kind in set(copied.tolist())}
+    name = {
+        kind: names[f"Memcpy {_COPY_LABELS.get(kind, 'Unknown')}"] for kind in set(copied.tolist())
+    }
     return np.array([name[kind] for kind in copied.tolist()], dtype=np.int32)
 
 
