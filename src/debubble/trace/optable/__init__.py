@@ -263,7 +263,7 @@ def _read_names(table: RawTable, column: str) -> tuple[I64, tuple[str, ...]]:
     """Intern the operations as the table spells them."""
     index: dict[str, int] = {}
     found = []
-    for row, cell in enumerate(table.column(column)):
+    for row, cell in enumerate(table.columns[column]):
         if not isinstance(cell, str) or not cell.strip():
             raise table.error("is no name of an operation", row=row, column=column)
         found.append(index.setdefault(cell, len(index)))
@@ -277,7 +277,7 @@ def _read_hosts(
     if "host" not in layout.fields:
         return ()
     hosts: dict[int, str] = {}
-    cells = table.column(layout.fields["host"])
+    cells = table.columns[layout.fields["host"]]
     for row, rank in sorted(zip(columns["row"].tolist(), columns["rank"].tolist(), strict=True)):
         if rank >= 0 and cells[row] is not None and str(cells[row]).strip():
             hosts.setdefault(rank, str(cells[row]).strip())

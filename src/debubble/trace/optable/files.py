@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -151,7 +151,7 @@ class RawTable:
     format: str
     names: tuple[str, ...]
     rows: int
-    column: Callable[[str], Values]
+    columns: Mapping[str, Values]
     lines: Sequence[int] | None
     """The line of each row as an editor counts them; None where the format has no lines."""
     file_bytes: int
@@ -167,12 +167,13 @@ class RawTable:
         lines: Sequence[int] | None = None,
     ) -> RawTable:
         """Make a table of rows by column; what a row does not hold is empty."""
+        names = tuple({name: None for row in rows for name in row})
         return cls(
             file=file,
             format=format,
-            names=tuple({name: None for row in rows for name in row}),
+            names=names,
             rows=len(rows),
-            column=lambda name: [row.get(name) for row in rows],
+            columns={name: [row.get(name) for row in rows] for name in names},
             lines=lines,
             file_bytes=file_bytes,
         )
@@ -337,7 +338,7 @@ def _read_csv(path: str, text: str, file_bytes: int) -> RawTable:
         format="csv",
         names=names,
         rows=len(lines),
-        column=lambda name: columns[names.index(name)],
+        columns=dict(zip(names, columns, strict=True)),
         lines=lines,
         file_bytes=file_bytes,
     )
@@ -363,35 +364,34 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
         hint = "pip install 'debubble[parquet]'"
         raise MissingExtra("reading Parquet needs pyarrow", file=path, hint=hint) from error
 
-    def read(name: str) -> Values:
-        try:
-            column = table.read(columns=[name], use_threads=False).column(0)
-            numeric = str(column.type).startswith(("int", "uint", "float", "double"))
-            is_array = numeric and column.null_count == 0  # other words, or holes: a list
-            values = np.asarray(column.to_numpy()) if is_array else list(column.to_pylist())
-        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise _broken(path, error) from error
-        if len(values) != rows:
-            raise _broken(path, f"column {name} has {len(values)} of {rows} rows")
-        return values
+    def values_of(column: Any) -> Values:
+        numeric = str(column.type).startswith(("int", "uint", "float", "double"))
+        if numeric and column.null_count == 0:  # other words, or holes: a list
+            return np.asarray(column.to_numpy())
+        return list(column.to_pylist())
 
     try:
         table = pq.ParquetFile(pa.BufferReader(content))
-        names = tuple(table.schema_arrow.names)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        names, rows = tuple(table.schema_arrow.names), int(table.metadata.num_rows)
+        wanted = tuple(find_columns(names).fields.values())
+        takes = rows * len(wanted) * _CELL_BYTES
+        if not 0 <= rows <= _MAX_ROWS or takes > max(_HARMLESS_BYTES, _MAX_RATIO * len(content)):
+            raise TraceTooLarge(
+                f"the table claims {show_count(rows)} rows", file=path, hint="cut it by steps"
+            )
+        read = table.read(columns=list(wanted), use_threads=False)
+        columns = {name: values_of(read.column(name)) for name in wanted}
+    except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise _broken(path, error) from error
-    rows = int(table.metadata.num_rows)
-    takes = rows * len(find_columns(names).fields) * _CELL_BYTES
-    if not 0 <= rows <= _MAX_ROWS or takes > max(_HARMLESS_BYTES, _MAX_RATIO * len(content)):
-        raise TraceTooLarge(
-            f"the table claims {show_count(rows)} rows", file=path, hint="cut it by steps"
-        )
+    short = next((name for name, values in columns.items() if len(values) != rows), None)
+    if short is not None:
+        raise _broken(path, f"column {short} has {len(columns[short])} of {rows} rows")
     return RawTable(
         file=path,
         format="parquet",
         names=names,
         rows=rows,
-        column=read,
+        columns=columns,
         lines=None,
         file_bytes=len(content),
     )
@@ -446,7 +446,7 @@ def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
         return numbers.astype(np.int64) * ns_per_unit
     nanoseconds = numbers * ns_per_unit
     if table.lines is not None and np.any(np.abs(nanoseconds) >= _EXACT_FLOAT):
-        cells = table.column(column)
+        cells = table.columns[column]
         exact = [int((Decimal(str(cell)) * ns_per_unit).to_integral_value()) for cell in cells]
         return np.array(exact, dtype=np.int64)
     rounded: I64 = np.rint(nanoseconds).astype(np.int64)
@@ -455,7 +455,7 @@ def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
 
 def _numbers(table: RawTable, column: str, missing: int | None) -> NDArray[Any]:
     """Return an integer or float64 array of a column's cells; holes as `missing`."""
-    cells = table.column(column)
+    cells = table.columns[column]
     if isinstance(cells, np.ndarray):
         return cells if cells.dtype.kind in "iu" else cells.astype(np.float64)
     quick = _all_at_once(cells)
