@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from debubble.timeline.bubble import find_outside
+from debubble.timeline.layers import PassKernels, StagePasses, weight_share
 from debubble.timeline.meetings import crossing_work
-from debubble.timeline.memory import PassKernels, StagePasses, measure_memory, weight_share
+from debubble.timeline.memory import measure_memory
 from debubble.timeline.model import (
     I64,
     UNKNOWN,
@@ -263,12 +264,13 @@ def stage_passes_of(
         rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
         names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
         start, end = rank.work.start_ns[rows], rank.work.end_ns[rows]
+        share = weight_share(names, end - start) if kind == PassKind.B else None
         kernels = PassKernels(
             name=np.array([numbers.setdefault(n, len(numbers)) for n in names], dtype=np.int32),
             start_ns=start,
             end_ns=end,
         )
-        return kernels, weight_share(names, end - start) if kind == PassKind.B else None
+        return kernels, share
 
     found = []
     for stage in np.unique(assignment.stage[assignment.kind == PassKind.F]).tolist():
