@@ -21,10 +21,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.errors import MissingExtra, TraceError, TraceTooLarge
-from debubble.trace.columns import I64
+from debubble.errors import MissingExtra, TraceError
+from debubble.trace.columns import I64, LAST_NS
 from debubble.trace.format import TraceFile, decode_json
-from debubble.units import NS_PER_S, NS_PER_US, show_count
+from debubble.trace.source import Limits
+from debubble.units import NS_PER_S, NS_PER_US
 
 NAME = "op table"
 Values = Sequence[object] | NDArray[Any]
@@ -116,15 +117,10 @@ _FIELDS_OF_AN_OP_TABLE: Final = 3
 _TELLING_FIELDS: Final = frozenset(
     {"step", "stage", "microbatch", "op", "start", "duration", "end"}
 )
-# A Parquet file of a few kilobytes may claim any number of equal rows. A cell takes some 64 bytes
-# while it is read; real tables take 40 to 60 times their file, and a small one harms nobody.
-_MAX_ROWS: Final = 50_000_000
+# A Parquet file of a few kilobytes may claim any number of equal rows: what a cell takes while it
+# is read. Real tables take 40 to 60 times their file.
 _CELL_BYTES: Final = 64
-_HARMLESS_BYTES: Final = 64 * 1024 * 1024
-_MAX_RATIO: Final = 250
 
-# Half of int64, 146 years in ns: a start and a duration added stay inside.
-LAST_NS: Final = 2**62
 _INT64: Final = np.iinfo(np.int64)
 # Whole numbers up to here are exact in float64.
 _EXACT_FLOAT: Final = 2**53
@@ -271,10 +267,10 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
     return TraceFile(file=file, format=NAME) if sniff_op_table(prefix) else None
 
 
-def read_raw(path: str, content: bytes) -> RawTable:
+def read_raw(path: str, content: bytes, limits: Limits) -> RawTable:
     """Read a table in whichever form it is."""
     if sniff_op_table(content[: 1 << 16]) == "parquet":
-        return _read_parquet(path, content)
+        return _read_parquet(path, content, limits)
     content = content.removeprefix(_BOM)
     try:
         text = content.decode("utf-8")
@@ -356,7 +352,7 @@ def _read_json_lines(path: str, content: bytes) -> RawTable:
     return RawTable.of_rows(rows, file=path, format="jsonl", file_bytes=len(content), lines=lines)
 
 
-def _read_parquet(path: str, content: bytes) -> RawTable:
+def _read_parquet(path: str, content: bytes, limits: Limits) -> RawTable:
     try:
         import pyarrow as pa  # noqa: PLC0415  # an extra that most do not need
         import pyarrow.parquet as pq  # noqa: PLC0415
@@ -374,11 +370,7 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
         table = pq.ParquetFile(pa.BufferReader(content))
         names, rows = tuple(table.schema_arrow.names), int(table.metadata.num_rows)
         wanted = tuple(find_columns(names).fields.values())
-        takes = rows * len(wanted) * _CELL_BYTES
-        if not 0 <= rows <= _MAX_ROWS or takes > max(_HARMLESS_BYTES, _MAX_RATIO * len(content)):
-            raise TraceTooLarge(
-                f"the table claims {show_count(rows)} rows", file=path, hint="cut it by steps"
-            )
+        limits.check(rows * len(wanted) * _CELL_BYTES, len(content), path)
         read = table.read(columns=list(wanted), use_threads=False)
         columns = {name: values_of(read.column(name)) for name in wanted}
     except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
@@ -440,7 +432,7 @@ def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
     if absurd.any():
         row = _first(absurd)
         hint = "is the unit right? A column's name may end in _s, _ms, _us or _ns"
-        message = f"{numbers[row]} is a time beyond 146 years"
+        message = f"{numbers[row]} is a time beyond 126 years"
         raise table.error(message, row=row, column=column, hint=hint)
     if numbers.dtype.kind != "f":
         return numbers.astype(np.int64) * ns_per_unit

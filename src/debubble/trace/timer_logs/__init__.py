@@ -24,7 +24,7 @@ from statistics import median
 from debubble.errors import TraceError
 from debubble.trace.format import OTHER, Format, Reading, TraceFile
 from debubble.trace.source import DEFAULT_LIMITS, Limits, inflate
-from debubble.units import counted
+from debubble.units import NS_PER_MS, counted
 
 _DECIMAL = rb"\d{1,12}(?:\.\d{1,12})?"
 _OF_RANKS = re.compile(rb"(?:^|\s)(forward|backward)-compute\s*:\s*$")
@@ -33,7 +33,6 @@ _OF_RANK = re.compile(rb"(?:^|\s)rank\s+(\d{1,7})\s*:\s*(%b)\s*$" % _DECIMAL)
 _LINE_OF_RANK = re.compile(rb"\[Rank (\d{1,7})\] (?:rank=\d+ )?time \(ms\)([^\n]*)")
 _TIMED = re.compile(rb"\b(fwd|forward|bwd|backward)(_microstep)?:\s*(%b)" % _DECIMAL)
 _SETTING = re.compile(rb"(?:^|\s)([a-z_]{4,60})\s*\.{3,}\s*(\d{1,9}|True)\s*$")
-_NS_PER_MS = 1e6
 _NOT_WHEN = "how long passes took, and not when"
 _MEGATRONS, _DEEPSPEEDS = "Megatron's timers", "DeepSpeed's wall_clock_breakdown"
 # Lines of no rank that each prints, by what both of them must match, and what prints every rank's.
@@ -144,7 +143,7 @@ def read_stage_times(
         for rank, times in told[kind].items():
             warm = times[1:] or times  # the first iteration sets things up
             by_stage[_stage_of(rank, world, stages, said)].append(median(warm))
-        one_chunk = [median(by_stage[stage]) * _NS_PER_MS / share for stage in range(stages)]
+        one_chunk = [median(by_stage[stage]) * NS_PER_MS / share for stage in range(stages)]
         found[kind] = tuple(one_chunk * chunks)
     return StageTimes(
         forward_ns=found["forward"],
