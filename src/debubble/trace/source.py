@@ -47,6 +47,9 @@ _MOST_BYTES = 8 * 1024 * 1024
 # Requests at once, where each takes tens of milliseconds and next to no work.
 _REQUESTS = 16
 
+# What is held whole, once as it lies there and once as it is read; tables take more, and less fits.
+HELD_BYTES = 2 * 1024**3
+
 _GLOB_SIGNS = frozenset("*?[")
 _EXTENSIONS = re.compile(
     r"(?:\.pt)?(?:\.trace)?(?:\.(?:json|gz|sqlite|csv|jsonl|parquet))*(?:\.debubble\.npz)?$"
@@ -76,7 +79,7 @@ class Limits:
             )
         if inflated > max(RATIO_APPLIES_FROM_BYTES, self.ratio * packed):
             raise TraceTooLarge(
-                f"inflates more than {self.ratio:.0f} times: a gzip bomb, not a trace",
+                f"inflates more than {self.ratio:.0f} times: a bomb, not a trace",
                 hint="if the file is what you think it is, say how large with --max-inflated",
                 file=file,
             )

@@ -35,10 +35,7 @@ from debubble.trace.source import Limits
 _AHEAD = 2
 
 # A file that takes its worker along may have been the victim of its neighbours; three times alone
-# it was not.
-_ATTEMPTS = 3
-
-# A connection may break, a disk stutter; what fails three times is broken.
+# it was not. A connection may break, a disk stutter; what fails three times is broken.
 _TRIES = 3
 
 # Of Linux' prctl: what a process is sent when its parent ends.
@@ -81,7 +78,7 @@ class Shift(Generic[_Known, _Result]):
         self._task = task
         self._executor = executor
         # Of somebody else's executor, what it loses is lost, and of its workers it tells itself.
-        self._attempts = _ATTEMPTS if isinstance(executor, Pool) else 1
+        self._attempts = _TRIES if isinstance(executor, Pool) else 1
         self._limits = limits
         self._waiting = deque(_Order(number, known) for number, known in enumerate(files))
         self._suspects: deque[_Order[_Known]] = deque()
