@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.jobs import worker_tasks
-from support.jobs.worker_tasks import notes_of, wait_until, write_orders
+from support.jobs.worker_tasks import notes_of, write_orders
+from support.processes import wait_until
 from support.requirements import need_package
 from support.services.console import type_command
 from support.services.dask_cluster import count_tasks, count_workers, started_cluster

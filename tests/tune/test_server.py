@@ -8,14 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE_S, free_port, processes_with, wait_until
 from support.services.console import REPOSITORY, type_command
 from support.services.example_load import FILE
-from support.services.free_port import free_port
 
 from debubble.annexes.tune.server import Server, model_of, planned, prospects, weigh
 from debubble.annexes.tune.setting import SERVING_KNOBS, Setting, read_setting, read_template
@@ -28,7 +26,6 @@ TINY = shlex.join(
     [sys.executable, str(REPOSITORY / "tests" / "support" / "jobs" / "tiny_server.py")]
 )
 ENGINE = REPOSITORY / "examples" / "serve_pipeline" / "serve.py"
-PATIENCE_S = 30.0
 
 
 def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stages_starve():
@@ -124,16 +121,7 @@ def running(folder):
     journal = folder / "tune" / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     tokens = [line["began"]["token"] for line in lines if line.get("began")]
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        marks = {f"{MARK}={token}{of}".encode() for token in tokens for of in ("", ".load")}
-        if marks.intersection(environment):
-            found.append(process.name)
-    return found
+    return processes_with(*(f"{MARK}={token}{of}" for token in tokens for of in ("", ".load")))
 
 
 @pytest.mark.slow
@@ -225,11 +213,7 @@ def test_a_server_that_is_there_already_is_not_measured_for_another(tmp_path):
 
 
 def wait_for(port):
-    server = Server(url=f"http://127.0.0.1:{port}", load=())
-    deadline = time.monotonic() + PATIENCE_S
-    while not server.answers():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(Server(url=f"http://127.0.0.1:{port}", load=()).answers)
 
 
 @pytest.mark.slow
@@ -249,10 +233,7 @@ def test_a_tuning_that_is_ended_takes_its_server_with_it(tmp_path, how):
     finally:
         tuning.kill()
         tuning.wait()
-    deadline = time.monotonic() + PATIENCE_S
-    while running(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(tmp_path) == []
+    wait_until(lambda: not running(tmp_path), "the server goes on")
 
 
 @pytest.mark.slow

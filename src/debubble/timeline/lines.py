@@ -7,6 +7,7 @@ pass is taken out of it first: a gather of parameters or a batch's copy is launc
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ _SIDE = (
 _BESIDE = "kernels_of_other_streams"
 # Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
 _FEW, _ENOUGH = 0.5, 4
+# Passes that follow each other may share an edge; those that run at once share nearly all.
+_INTERLEAVED = 0.5
 
 
 def without_bystanders(
@@ -113,6 +116,8 @@ def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns
     np.minimum.at(starts, group, start)
     np.maximum.at(ends, group, end)
     np.minimum.at(issued, group, rank.work.issued_ns[kept])
+    busy = _busy_of_groups(start, end, group, len(step))
+    starts, ends = lay_one_after_the_other(starts, ends, busy)
     return Passes(
         rank=np.full(len(step), rank.rank, dtype=np.int32),
         stage=stage.astype(np.int32),
@@ -122,11 +127,29 @@ def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns
         issued_ns=issued,
         start_ns=starts,
         end_ns=ends,
-        busy_ns=_busy_of_groups(start, end, group, len(step)),
+        busy_ns=busy,
     ).shifted(offset_ns)
 
 
-# What some ranks tell and others do not.
+def lay_one_after_the_other(start: I64, end: I64, busy: I64) -> tuple[I64, I64]:
+    """Lay passes that ran interleaved one after the other, each as long as its share of compute.
+
+    DualPipeV runs a forward and a backward pass at once, from two threads, on one stream:
+
+        F   ├ f  f f   f f ┤           ├──────┤
+        B   ├  bb bbb bb  b┤     →            ├───────────┤
+    """
+    start, end = start.copy(), end.copy()
+    order = np.lexsort((-end, start))
+    for first, second in pairwise(order.tolist()):
+        over = min(end[first], end[second]) - start[second]
+        if over > _INTERLEAVED * (end[second] - start[second]):
+            until = max(end[first], end[second])
+            share = busy[first] / max(busy[first] + busy[second], 1)
+            border = start[first] + round(share * (until - start[first]))
+            end[first] = start[second] = border
+            end[second] = until
+    return start, end
 
 
 def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:

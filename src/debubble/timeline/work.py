@@ -405,7 +405,7 @@ def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
 def find_synchronisations(trace: RankTrace) -> Synchronisations:
     """List the calls that kept the host until work of its device was done."""
     launches = trace.launches
-    rows = np.flatnonzero(names_like(trace, _SYNCHRONISES)[launches.name])
+    rows = np.flatnonzero(_keeps_host(trace))
     start = launches.start_ns[rows]
     return Synchronisations(
         start_ns=start,
@@ -414,11 +414,27 @@ def find_synchronisations(trace: RankTrace) -> Synchronisations:
     )
 
 
+def _keeps_host(trace: RankTrace) -> Flags:
+    """Tell which calls return when the device is done: those that wait, and copies that block.
+
+    A copy to pageable memory is called asynchronous, and returns when it has ended: a host that
+    reads how many tokens went to each expert stands there as in a synchronisation.
+    """
+    launches, kernels = trace.launches, trace.kernels
+    keeps: Flags = names_like(trace, _SYNCHRONISES)[launches.name]
+    copies = np.flatnonzero((kernels.kind == KernelKind.COPY) & (kernels.launch >= 0))
+    call = kernels.launch[copies]
+    returned_ns = launches.start_ns[call] + launches.duration_ns[call]
+    ended_ns = kernels.start_ns[copies] + kernels.duration_ns[copies]
+    keeps[call[returned_ns >= ended_ns]] = True
+    return keeps
+
+
 def held_up_of(trace: RankTrace) -> Intervals:
     """Return when launches waited for room in the device's queue, which holds about a thousand."""
     launches = trace.launches
-    waits = names_like(trace, _SYNCHRONISES)[launches.name]
-    return spans_of(launches, (launches.duration_ns > _LONG_LAUNCH_NS) & ~waits)
+    long = launches.duration_ns > _LONG_LAUNCH_NS
+    return spans_of(launches, long & ~_keeps_host(trace))
 
 
 def synchronised_of(work: Work, calls: Synchronisations) -> Intervals:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.jobs.worker_tasks import wait_until
+from support.processes import wait_until
 
 _TESTS = Path(__file__).resolve().parents[2]
 # Two workers lost to one file instead of eight: the same story, told faster.

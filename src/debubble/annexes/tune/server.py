@@ -56,7 +56,7 @@ _POLL_S = 0.2
 _READY_S = 1800.0
 # Long enough for some hundred batches, short enough for the file to be read; and as long before and
 # after, to see what the profiler costs.
-_CAPTURED_S, _AROUND_S = 2.0, 2.0
+_CAPTURED_S = 2.0
 # A load has come to its middle by then, whatever it does at its start.
 _MIDDLE_AT_MOST_S = 60.0
 # Of looks at a server now and then: below this, none waits for its turn.
@@ -226,7 +226,7 @@ def _capture(
 ) -> tuple[Analysis | None, str]:
     """Have the server profile itself while it is asked; what fails here spoils no measurement."""
     order = ServerOrder(
-        url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_AROUND_S
+        url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_CAPTURED_S
     )
     try:
         captured = capture_server(order)
