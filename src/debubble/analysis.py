@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
-from debubble.errors import Gap, NoFit, UsageError
+from debubble.errors import Code, Gap, NoFit, UsageError
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.job_around import job_around
@@ -184,6 +184,8 @@ class Analysis:
     def warnings(self) -> tuple[Gap, ...]:
         """Whatever was found wanting, each once: the same for whoever asks."""
         account = self.ledger.gaps if self.ledger else ()
+        if self.job.steps_timed:  # then it is known how much the profiler cost
+            account = tuple(gap for gap in account if gap.code is not Code.HOSTS_SLOWED)
         return tuple(dict.fromkeys((*self.measured_warnings, *self._wiring[1], *account)))
 
     @cached_property

@@ -199,6 +199,7 @@ class Code(StrEnum):
     GAPS_COUNT_AS_BUSY = "gaps_count_as_busy"
     GAPS_FROM_CAPTURE = "gaps_from_capture"
     HOST_TIMES = "host_times"
+    HOSTS_SLOWED = "hosts_slowed"
     IMPOSSIBLE = "impossible"
     LAYERS_DIFFER = "layers_differ"
     LINK_ERRORS = "link_errors"

@@ -248,6 +248,11 @@ def show_ranks(ranks: Sequence[int]) -> str:
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
+def show_first(names: Sequence[str], most: int = 20) -> str:
+    """List names; of many the first: thousands make no message clearer."""
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
 def show_known(value: _T | None, show: Callable[[_T], str] = str, unknown: str = UNKNOWN) -> str:
     """Write a figure, or the sign for one that is not known."""
     return unknown if value is None else show(value)

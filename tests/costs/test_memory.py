@@ -284,13 +284,17 @@ class TestMemoryOfATimeline:
     )  # fmt: skip
     HOPS = [(0, 1, n, n, n + 1) for n in range(2)] + [(1, 0, n, n, n + 1) for n in range(2)]
 
-    def run(self, memory, transfers=HOPS, order=None, stages=((0,), (1,))):
+    def run(self, memory, transfers=HOPS, order=None, stages=((0,), (1,)), layers=None):
         order = order or order_of("1f1b", 2, 2)
         timeline = a_timeline([(n, n, "F", 0, 0, 0, 1) for n in range(2)], transfers, stages)
         sizes = np.full(len(timeline.transfers), 6, dtype=np.int64)
         ranks = tuple(replace(rank, memory=memory) for rank in timeline.ranks)
         transfers = replace(timeline.transfers, message_bytes=sizes)
-        return memory_run(replace(timeline, ranks=ranks, transfers=transfers), 0, order)
+        return memory_run(replace(timeline, ranks=ranks, transfers=transfers), 0, order, layers)
+
+    def test_layers_that_are_stated_hold_memory_as_counted_ones_do(self):
+        run = self.run(self.FIGURES, layers=(3, 5))
+        assert [rank.layers for rank in run.ranks] == [(3,), (5,)]
 
     def test_the_peak_is_that_of_passes_and_what_is_not_known_is_nothing(self):
         run = self.run(self.FIGURES)

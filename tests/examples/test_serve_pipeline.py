@@ -13,12 +13,11 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE_S, free_port, processes_with, wait_until
 from support.services.console import REPOSITORY, type_command
 from support.services.example_load import import_load
-from support.services.free_port import free_port
 
 from debubble.trace.server_notes import read_server_notes
 
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.slow
 drive, read_load = (getattr(import_load(), name) for name in ("drive", "read_load"))
 EXAMPLE = REPOSITORY / "examples" / "serve_pipeline"
 SHORT, LONG = 64, 600
-PATIENCE_S = 60.0
 
 
 @contextmanager
@@ -155,25 +153,13 @@ def test_the_demo_of_watch_takes_its_parts_with_it(tmp_path):
         _, errors = demo.communicate(timeout=PATIENCE_S)
     finally:
         demo.kill()
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := parts_of(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    wait_until(lambda: not parts_of(tmp_path), "processes are left")
     assert (demo.returncode, errors) == (0, "")
 
 
 def parts_of(folder):
     """The processes whose environment names a folder."""
-    mark = f"TMPDIR={folder}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if mark in environment:
-            found.append((process / "cmdline").read_bytes().replace(b"\0", b" "))
-    return found
+    return processes_with(f"TMPDIR={folder}")
 
 
 FIRST_RANK_ALONE = """
@@ -205,7 +191,4 @@ def test_a_rank_ends_with_its_front_even_while_it_waits_for_others(tmp_path):
     finally:
         front.kill()
         front.communicate()
-    deadline = time.monotonic() + PATIENCE_S
-    while (left := parts_of(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left == []
+    wait_until(lambda: not parts_of(tmp_path), "processes are left")

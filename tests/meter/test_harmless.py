@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.processes import wait_until
 from support.requirements import need_package
 
 need_package("torch")
@@ -206,14 +207,6 @@ def test_an_error_at_any_call_around_messages_lets_them_through(monkeypatch):
     assert failed > 15
 
 
-def wait_for(tells):
-    for _ in range(200):
-        if tells():
-            return
-        time.sleep(0.02)
-    pytest.fail("it did not come about")
-
-
 def test_a_full_disk_is_said_once_and_the_job_goes_on(tmp_path, schedule, monkeypatch, capfd):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -223,7 +216,7 @@ def test_a_full_disk_is_said_once_and_the_job_goes_on(tmp_path, schedule, monkey
     beat = beat_of(tmp_path)
     losses(schedule)
     found = losses(schedule)
-    wait_for(lambda: beat.meter.problem)
+    wait_until(lambda: beat.meter.problem)
     found_after = losses(schedule)
     assert found == found_after == expected
     assert "No space left" in beat.meter.problem
@@ -243,8 +236,8 @@ def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule
     beat.start()
     beat.listen()
     losses(schedule)
-    wait_for(lambda: asked)
-    wait_for(lambda: beat.meter._log_scalars is None)
+    wait_until(lambda: asked)
+    wait_until(lambda: beat.meter._log_scalars is None)
     losses(schedule)
     beat.meter.close()
     assert beat.meter.problem is None
@@ -268,7 +261,7 @@ def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(
     beat.start()
     beat.listen()
     try:
-        wait_for(lambda: losses(schedule) == expected and asked.is_set())
+        wait_until(lambda: losses(schedule) == expected and asked.is_set())
         assert losses(schedule) == expected
         began = time.monotonic()
         beat.meter.close()

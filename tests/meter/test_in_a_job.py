@@ -66,7 +66,9 @@ import debubble
 from debubble.annexes.meter import figures, record, running
 
 out, steps, planted_at, pass_s, is_even = sys.argv[1], *map(float, sys.argv[2:])
-rank, step, noise, seen = int(os.environ["RANK"]), 0, random.Random(0), {"alarms": [], "begun": []}
+MOST_STEPS = 20_000
+rank, step, noise = int(os.environ["RANK"]), 0, random.Random(0)
+seen = {"alarms": [], "begun": [], "ended": 0}
 
 def slower():
     return 1.05 if rank == 1 and step >= planted_at else 1.0
@@ -103,6 +105,9 @@ class Capture(running.TriggeredCapture):
     def __init__(self, *given):
         seen["begun"].append(given[-1])
         super().__init__(*given)
+    def close(self):
+        super().close()
+        seen["ended"] = 1
 running.TriggeredCapture = Capture
 if is_even:
     record._choose_clock = EvenClock
@@ -112,8 +117,13 @@ stage = PipelineStage(Layer(32, 32), rank, 2, torch.device("cpu"))
 schedule = Schedule1F1B(stage, 2, loss_fn=torch.nn.functional.mse_loss)
 meter = debubble.meter(out=out)
 batch = torch.ones(4, 32, requires_grad=True)
-for step in range(int(steps)):
+captured = torch.zeros(1)
+while step < steps or (not captured and step < MOST_STEPS):
     schedule.step(batch) if rank == 0 else schedule.step(target=batch.detach())
+    step += 1
+    if step >= steps:  # on, until all ranks have captured
+        captured.fill_(seen["ended"])
+        dist.all_reduce(captured, dist.ReduceOp.MIN)
 meter.close()
 seen["problem"] = meter.problem
 with open(f"{out}/seen{rank}.json", "w") as file:
@@ -135,14 +145,14 @@ def test_a_rank_that_gets_5_percent_slower_has_all_ranks_capture_the_same_steps_
 ):
     script = tmp_path / "drifting.py"
     script.write_text(DRIFTING)
-    words = map(str, (tmp_path / "meter", 340, PLANTED_AT, pass_s, is_even))
+    words = map(str, (tmp_path / "meter", PLANTED_AT + 30, PLANTED_AT, pass_s, is_even))
     done = subprocess.run(
         [*TORCHRUN, "--standalone", str(script), *words],
         check=False,
         capture_output=True,
         text=True,
         env=os.environ | QUIET,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     quiet, slow = (

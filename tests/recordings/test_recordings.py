@@ -93,8 +93,10 @@ def test_twice_the_microbatches_are_one_row_in_find_and_plan(answers, plan):
 def test_a_saving_and_the_lever_that_brings_it_about_have_one_sign(answers, plan):
     saved = {saving.cause: saving.saved_fraction for saving in answers.find.savings or ()}
     splits = [option for option in plan.options if option.lever == "split"]
-    if saved.get("imbalance", 0.0) >= MATTERS:
-        # Equal stages are the most that a split of whole layers can come to.
+    slow_device = any(cause.slower_layers for cause in answers.analysis.causes)
+    if saved.get("imbalance", 0.0) >= MATTERS and not slow_device:
+        # Equal stages are the most that a split of whole layers can come to, but off a slow device
+        # there is less to do in all.
         most = 1 / (1 - saved["imbalance"]) - 1
         for option in splits:
             low, high = option.interval.throughput_gain_fraction

@@ -113,6 +113,24 @@ def test_calls_that_keep_a_host_are_listed_and_last_until_it_issues_again(tmp_pa
     assert (kept.end_ns - kept.start_ns).tolist() == [64 * US, 1 * US]
 
 
+def test_a_copy_that_returns_when_it_has_ended_keeps_its_host(tmp_path):
+    name = "Memcpy DtoH (Device -> Pageable)"
+    copies = [
+        kernel(ts=20.0, dur=500.0, correlation=1),
+        kernel(name, ts=530.0, dur=2.0, correlation=2, stream=7) | {"cat": "gpu_memcpy"},
+        kernel(name, ts=620.0, dur=9.0, correlation=3, stream=7) | {"cat": "gpu_memcpy"},
+    ]
+    calls = [
+        launch(ts=10.0, dur=5.0, correlation=1),
+        launch(ts=16.0, dur=520.0, correlation=2) | {"name": "cudaMemcpyAsync"},
+        launch(ts=600.0, dur=5.0, correlation=3) | {"name": "cudaMemcpyAsync"},
+    ]
+    trace = read_kineto(write(tmp_path / "a.json", document([*calls, *copies])))
+    found = find_synchronisations(trace)
+    assert (found.end_ns - found.start_ns).tolist() == [520 * US]
+    assert not len(held_up_of(trace).start_ns)
+
+
 def test_a_launch_that_takes_long_waits_for_room_in_the_devices_queue(tmp_path):
     trace = read_kineto(
         write(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.traces.read_once import build_recording
 from support.traces.recordings import recorded_run
 
-from debubble.timeline.memory import (
+from debubble.timeline.layers import (
     PassKernels,
     StagePasses,
     count_layers,
@@ -114,12 +114,19 @@ def test_nothing_is_counted_where_stages_contradict_each_other():
     assert count_layers([]) == {}
 
 
-def test_a_layer_that_takes_several_times_as_long_elsewhere_is_none():
-    stages = stages_of([LAYER, LAYER, LAYER])
-    slow = stages[1].forward
-    long = PassKernels(name=slow.name, start_ns=slow.start_ns, end_ns=slow.start_ns + 9_000)
-    stages[1] = StagePasses(stage=1, forward=long, backward=None)
-    assert count_layers(stages) == {}
+def test_layers_are_counted_where_a_device_is_given_other_kernels():
+    slow = [9 if name == 2 else name for name in LAYER]  # another product
+    found = count_layers(stages_of([EMBEDDING + LAYER * 2, LAYER * 2, slow * 2, LAYER * 2 + HEAD]))
+    assert [found[stage].layers for stage in range(4)] == [2, 2, 2, 2]
+    # The last product of all, which differs, is taken for what follows them.
+    assert [found[stage].layer_ns for stage in range(4)] == [900 * (len(LAYER) - 0.5)] * 4
+
+
+def test_a_dense_layer_ahead_of_those_with_experts_is_a_layer():
+    names = ["norm", "product", "flash_fwd_kernel", "silu", "topk", "sort", "scatter", "grouped"]
+    dense, experts = [0, 1, 2, 1, 3, 1], [0, 1, 2, 4, 5, 6, 7, 7]
+    found = count_layers(stages_of([EMBEDDING + dense + experts * 3, experts * 4 + HEAD]), names)
+    assert [found[stage].layers for stage in range(2)] == [4, 4]
 
 
 def test_what_layers_take_backward_is_told_where_as_many_are_found_there():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from debubble.timeline.model import Parallelism, Role, divide, read_shape, role_of
+from debubble.timeline.model import Parallelism, Role, divide, read_shapes, role_of
 from debubble.trace.columns import Group
 
 
@@ -75,5 +75,11 @@ def test_torchtitans_meshes_tell_it_and_other_meshes_do_not():
     ],
 )
 def test_messages_tell_samples_and_tokens_in_the_frameworks_own_order(framework, shape, sizes):
-    found = read_shape(Parallelism(framework=framework), shape)
+    found = read_shapes(Parallelism(framework=framework), {shape: 3, "9": 8} if shape else {})
     assert (found.microbatch_size, found.sequence) == sizes
+
+
+def test_of_tokens_that_differ_the_mean_is_told_over_all_ranks_of_a_sample():
+    shapes = {"512x1x4096": 8, "1536x1x4096": 8, "3": 16}
+    found = read_shapes(Parallelism(framework="megatron", context=2), shapes)
+    assert (found.microbatch_size, found.sequence) == (1, 2048)

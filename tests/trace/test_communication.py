@@ -7,96 +7,63 @@ import pytest
 from debubble.trace.columns import KernelKind, Operation
 from debubble.trace.communication import classify_kernel_name, classify_operation, element_bytes
 
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", KernelKind.COMMUNICATION),
-        (
-            "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)",
-            KernelKind.COMMUNICATION,
-        ),
-        (
-            "ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)",
-            KernelKind.COMMUNICATION,
-        ),
-        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", KernelKind.COMMUNICATION),
-        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", KernelKind.COMMUNICATION),
-        (
-            "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long)",
-            KernelKind.COLLECTIVE,
-        ),
-        (
-            "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
-            KernelKind.COLLECTIVE,
-        ),
-        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", KernelKind.COLLECTIVE),
-        ("void deep_ep::intranode::dispatch<8>(int4*)", KernelKind.COLLECTIVE),
-        ("void dpsk::ep::internode::combine<8>(int4*)", KernelKind.COLLECTIVE),
-        ("nvshmemi_transfer_rma_kernel", KernelKind.COLLECTIVE),
-        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(x)", KernelKind.COLLECTIVE),
-        (
-            "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot(x)",
-            KernelKind.COLLECTIVE,
-        ),
-        (
-            "void (anonymous namespace)::all_reduce_one_shot_push_kernel<__nv_bfloat16>",
-            KernelKind.COLLECTIVE,
-        ),
-        ("Memcpy PtoP (Device -> Device)", KernelKind.COMMUNICATION),
-        ("Memcpy DtoD (Device -> Device)", KernelKind.COPY),
-        ("Memcpy HtoD (Pinned -> Device)", KernelKind.COPY),
-        ("Memset (Device)", KernelKind.MEMSET),
-        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", KernelKind.COMPUTE),
-        (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(x)",
-            KernelKind.COMPUTE,
-        ),
-        ("void cutlass::device_kernel<deepep_free_gemm>(x)", KernelKind.COMPUTE),
-        ("", KernelKind.COMPUTE),
-    ],
-)
-def test_kernel_names(name, kind):
-    assert classify_kernel_name(name) is kind
+KERNELS = {
+    KernelKind.COMMUNICATION: """
+        ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)
+        ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long)
+        ncclDevKernel_SendRecv(ncclDevComm*, unsigned long, ncclWork*)
+        ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)
+        ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)
+        Memcpy PtoP (Device -> Device)""",
+    KernelKind.COLLECTIVE: """
+        ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long)
+        ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)
+        ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)
+        void deep_ep::intranode::dispatch<8>(int4*)
+        void dpsk::ep::internode::combine<8>(int4*)
+        nvshmemi_transfer_rma_kernel
+        void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(x)
+        void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot(x)
+        void (anonymous namespace)::all_reduce_one_shot_push_kernel<__nv_bfloat16>""",
+    KernelKind.COPY: """
+        Memcpy DtoD (Device -> Device)
+        Memcpy HtoD (Pinned -> Device)""",
+    KernelKind.MEMSET: "Memset (Device)",
+    KernelKind.COMPUTE: """
+        nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN
+        void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(x)
+        void cutlass::device_kernel<deepep_free_gemm>(x)""",
+}
+OPERATORS = {
+    Operation.SEND: ["c10d::send", "nccl:send 0->1"],
+    Operation.RECEIVE: ["c10d::recv_", "nccl:recv 1<-0", "gloo:recv", "recv"],
+    Operation.WAIT: ["wait"],
+    Operation.COLLECTIVE: ["c10d::allreduce_", "all_to_all", "c10d::alltoall_base_"],
+    Operation.BARRIER: ["gloo:barrier", "c10d::barrier"],
+    Operation.OTHER: ["nccl:coalesced", "record_param_comms"],
+}
+SIZES = {
+    1: ["Float8_e4m3fn", "Byte"],
+    2: ["BFloat16", "c10::BFloat16"],
+    4: ["float"],
+    8: ["long int"],
+    None: ["TensorList"],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "operation"),
-    [
-        ("c10d::send", Operation.SEND),
-        ("c10d::recv_", Operation.RECEIVE),
-        ("nccl:send 0->1", Operation.SEND),
-        ("nccl:recv 1<-0", Operation.RECEIVE),
-        ("gloo:recv", Operation.RECEIVE),
-        ("recv", Operation.RECEIVE),
-        ("wait", Operation.WAIT),
-        ("c10d::allreduce_", Operation.COLLECTIVE),
-        ("all_to_all", Operation.COLLECTIVE),
-        ("c10d::alltoall_base_", Operation.COLLECTIVE),
-        ("gloo:barrier", Operation.BARRIER),
-        ("c10d::barrier", Operation.BARRIER),
-        ("nccl:coalesced", Operation.OTHER),
-        ("record_param_comms", Operation.OTHER),
-    ],
-)
-def test_operator_names(name, operation):
-    assert classify_operation(name) is operation
+@pytest.mark.parametrize("kind", KERNELS)
+def test_kernel_names(kind):
+    names = [name.strip() for name in KERNELS[kind].strip().splitlines()]
+    assert {name: classify_kernel_name(name) for name in names} == dict.fromkeys(names, kind)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [
-        ("BFloat16", 2),
-        ("c10::BFloat16", 2),
-        ("float", 4),
-        ("Float8_e4m3fn", 1),
-        ("long int", 8),
-        ("Byte", 1),
-    ],
-)
-def test_element_sizes(dtype, size):
-    assert element_bytes(dtype) == size
+@pytest.mark.parametrize("operation", OPERATORS)
+def test_operator_names(operation):
+    names = OPERATORS[operation]
+    assert {name: classify_operation(name) for name in names} == dict.fromkeys(names, operation)
 
 
-def test_unknown_types_have_no_size():
-    assert element_bytes("TensorList") is None
+@pytest.mark.parametrize("size", SIZES)
+def test_element_sizes(size):
+    names = SIZES[size]
+    assert {name: element_bytes(name) for name in names} == dict.fromkeys(names, size)

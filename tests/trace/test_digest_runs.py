@@ -91,15 +91,6 @@ def test_digests_alone_are_a_run(traces):
     assert [known.format for known in after.found.capture.files] == ["digest"] * 2
 
 
-def test_some_traces_and_some_digests_are_one_capture(traces):
-    read(traces, digests=BESIDE)
-    (traces / "rank0.json.gz").unlink()
-    (traces / "rank1.debubble.npz").unlink()
-    run = read(traces)
-    assert used(run) == ["rank0.debubble.npz", "rank1.json.gz"]
-    assert run.gaps == ()
-
-
 def test_a_damaged_digest_does_not_stand_in_the_way_of_its_trace(traces):
     read(traces, digests=BESIDE)
     for rank, keep in ((0, 40), (1, -30)):
@@ -109,13 +100,6 @@ def test_a_damaged_digest_does_not_stand_in_the_way_of_its_trace(traces):
     assert [trace.rank for trace in run.ranks] == [0, 1]
     assert codes(run) == [Code.UNREADABLE, Code.UNREADABLE]
     assert {gap.rank for gap in run.gaps} == {0, 1}
-
-
-def test_at_a_place_a_run_is_a_folder_of_its_own_name(traces, tmp_path):
-    place = place_digests(str(tmp_path / "kept"), [str(traces)], [str(traces / "a" / "rank0.json")])
-    assert place.target(str(traces / "a" / "rank0.json")) == str(
-        tmp_path / "kept" / "run" / "a" / "rank0.debubble.npz"
-    )
 
 
 @pytest.mark.parametrize(
@@ -128,27 +112,16 @@ def test_at_a_place_a_run_is_a_folder_of_its_own_name(traces, tmp_path):
 )
 def test_names_are_those_of_the_traces(files, target):
     assert place_digests("k", files, files).target(files[0]) == target
-
-
-def test_beside_is_in_the_folder_of_the_trace():
-    assert BESIDE.target("rank0.json") == "rank0.debubble.npz"
-    assert BESIDE.target("/rank0.json") == "/rank0.debubble.npz"
-    assert BESIDE.target("a/rank0.sqlite", 3) == "a/rank0.rank3.debubble.npz"
-
-
-def test_digests_go_to_object_storage_and_come_from_there(traces):
-    place = DigestPlace(place="memory://kept", root=str(traces), run="run")
-    before = read(traces, digests=place)
-    after = read("memory://kept/run")
-    assert [trace.rank for trace in after.ranks] == [0, 1]
-    assert_same(before.ranks[1], after.ranks[1])
-    fsspec.filesystem("memory").rm("/kept", recursive=True)
+    assert BESIDE.target("/a/rank0.json") == "/a/rank0.debubble.npz"
+    assert BESIDE.target("rank0.sqlite", 3) == "rank0.rank3.debubble.npz"
 
 
 def test_in_object_storage_too_a_digest_beside_its_trace_is_read(traces):
     memory = fsspec.filesystem("memory")
     for trace in traces.iterdir():
         memory.pipe(f"/beside/run/{trace.name}", trace.read_bytes())
+    place = DigestPlace(place="memory://beside/kept", root=str(traces), run="run")
+    assert_same(read(traces, digests=place).ranks[1], read("memory://beside/kept/run").ranks[1])
     read("memory://beside/run", digests=BESIDE)
     run = read("memory://beside/run")
     assert used(run) == ["rank0.debubble.npz", "rank1.debubble.npz"]
@@ -188,19 +161,6 @@ def test_the_digest_of_another_trace_is_left_alone(traces, tmp_path):
     run = read(again, digests=DigestPlace(place=place.place, root=str(again), run="run"))
     assert [(gap.code, gap.rank) for gap in run.gaps] == [(Code.DIGEST_NOT_WRITTEN, 0)]
     assert str(traces / "rank0.json.gz") in run.gaps[0].message
-
-
-def test_a_place_that_cannot_be_written_to_is_said_and_the_answer_goes_on(traces, tmp_path):
-    (tmp_path / "kept").write_text("a file")
-    place = DigestPlace(place=str(tmp_path / "kept"), root=str(traces), run="run")
-    run = read(traces, digests=place)
-    assert codes(run) == [Code.DIGEST_NOT_WRITTEN] * 2
-    assert len(run.ranks) == 2
-
-
-def test_nothing_unfinished_is_left_behind(traces):
-    read(traces, digests=BESIDE)
-    assert not [path for path in traces.iterdir() if path.name.startswith(".")]
 
 
 def test_a_digest_tells_what_the_sidecar_told(traces, tmp_path):

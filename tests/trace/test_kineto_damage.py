@@ -59,35 +59,10 @@ def test_a_gzip_file_cut_before_its_first_event_is_an_error(tmp_path):
     assert caught.value.hint
 
 
-def test_empty_files_are_an_error(tmp_path):
-    for name, packed in (("a.json", False), ("b.json.gz", True)):
-        with pytest.raises(TraceError):
-            read_kineto(write(tmp_path / name, b"", packed=packed))
-
-
-def test_garbage_is_an_error(tmp_path):
-    with pytest.raises(NotATrace):
-        read_kineto(write(tmp_path / "a.json", bytes(range(256)) * 100))
-
-
 def test_no_events_is_an_error_with_a_cure(tmp_path):
     with pytest.raises(NotATrace, match="no events") as caught:
         read_kineto(write(tmp_path / "a.json", document([])))
     assert "prof.step()" in caught.value.hint
-
-
-def test_execution_traces_are_named_as_such(tmp_path):
-    content = {"schema": "1.0.1", "pid": 1, "nodes": [{"name": "aten::add", "id": 2}]}
-    with pytest.raises(NotATrace, match="execution trace"):
-        read_kineto(write(tmp_path / "a.json", content))
-
-
-@pytest.mark.parametrize(
-    "content", [{"a": 1}, {}, [1, 2], [[1, 2]], 7, "text", None, {"traceEvents": 3}]
-)
-def test_other_json_is_no_trace(tmp_path, content):
-    with pytest.raises(TraceError):
-        read_kineto(write(tmp_path / "a.json", content))
 
 
 def test_bad_utf8_costs_a_name_and_nothing_else(tmp_path):
@@ -119,16 +94,6 @@ def test_events_with_impossible_durations_are_left_out_and_counted(tmp_path, dur
     ]
 
 
-def test_missing_durations_and_starts_are_counted(tmp_path):
-    no_duration, no_start = kernel(), kernel()
-    del no_duration["dur"], no_start["ts"]
-    trace = read_kineto(
-        write(tmp_path / "a.json", document([no_duration, no_start, kernel("good")]))
-    )
-    assert len(trace.kernels) == 1
-    assert codes(trace) == ["bad_times", "bad_times"]
-
-
 def test_times_written_as_text_are_read(tmp_path):
     trace = read_kineto(
         write(tmp_path / "a.json", document([kernel(ts="12.5", dur="3.25")], baseTimeNanoseconds=0))
@@ -149,8 +114,9 @@ def test_arguments_of_the_wrong_type_cost_only_themselves(tmp_path):
     assert len(trace.kernels) == 2
 
 
-def test_numbers_beyond_64_bits_are_unknown_not_fatal(tmp_path):
-    huge = kernel("huge", correlation=10**30, stream=10**12)
+@pytest.mark.parametrize("stream", [10**12, -(2**63)])
+def test_numbers_beyond_64_bits_are_unknown_not_fatal(tmp_path, stream):
+    huge = kernel("huge", correlation=10**30, stream=stream)
     trace = read_kineto(write(tmp_path / "a.json", document([huge])))
     assert trace.kernels.correlation.tolist() == [-1]
     assert trace.kernels.stream.tolist() == [-1]
@@ -215,12 +181,6 @@ def test_device_events_of_unknown_accelerators_are_counted_not_called_idle(tmp_p
     assert "1 mtia_ccp_events" in trace.gaps[0].message
 
 
-def test_an_unreadable_file_is_named(tmp_path):
-    with pytest.raises(TraceError, match="No such file") as caught:
-        read_kineto(str(tmp_path / "absent.json"))
-    assert caught.value.file.endswith("absent.json")
-
-
 def test_what_follows_the_events_is_not_lost_without_a_word(tmp_path):
     data = json.dumps(document([kernel()])).encode()
     for number, tail in enumerate((data, b"rubbish", b'"')):
@@ -280,11 +240,6 @@ def test_an_end_beyond_64_bits_is_no_time(tmp_path):
     trace = read_kineto(write(tmp_path / "a.json", content))
     assert len(trace.kernels) == 1
     assert codes(trace) == ["bad_times"]
-
-
-def test_the_smallest_number_is_no_stream(tmp_path):
-    trace = read_kineto(write(tmp_path / "a.json", document([kernel(stream=-(2**63))])))
-    assert trace.kernels.stream.tolist() == [-1]
 
 
 def test_infinite_times_of_cpu_operators_are_counted(tmp_path):

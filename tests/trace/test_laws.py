@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from support.traces.recordings import DATA, H200, SHARED
+from support.traces.recordings import DATA, H200
 
-from debubble.errors import Code, RunNotFound, Touch, TraceError
-from debubble.timeline.fleet.survey import NoPipelineIn, Question, measure_run
+from debubble.errors import Code, Touch
 from debubble.trace.columns import KernelKind, RankTrace, peak_memory
 from debubble.trace.kineto import read_kineto
 from debubble.trace.laws import hold_to_laws
@@ -62,27 +60,11 @@ def gap_of(damaged: RankTrace):
     return gap
 
 
-def runs_of(folders):
-    for folder in sorted(folders):
-        try:
-            yield folder, read_run(find_run([str(folder)]))
-        except (RunNotFound, TraceError):
-            continue  # no trace: a log, a table of figures, or one of no rank
-
-
-@pytest.mark.slow
 def test_nothing_that_was_recorded_breaks_a_law_or_is_doubted():
-    ranks = 0
-    recordings = SHARED.parent / "recordings"
-    folders = [*DATA.glob("*/*"), *SHARED.glob("*/*"), *recordings.glob("*/*")]
-    folders += [*(SHARED / "public").glob("*/*"), *recordings.glob("public/*")]
-    for folder, run in runs_of(folders):
-        ranks += len(run.ranks)
-        gaps = list(run.gaps)
-        with suppress(NoPipelineIn):
-            gaps += measure_run(run, Question()).gaps
+    """All recordings are held to the warnings of their snapshots; here are those of one job."""
+    for folder in sorted(DATA.glob("h200/*")):
+        gaps = read_run(find_run([str(folder)])).gaps
         assert not [str(gap) for gap in gaps if gap.code in LAWS_AND_LOSSES], folder
-    assert ranks >= 30
 
 
 def test_a_sound_rank_is_returned_as_it_is():
@@ -124,9 +106,30 @@ def test_kernels_that_begin_before_the_one_ahead_has_ended_are_sound(by_us):
     assert hold_to_laws(overlapping).gaps == ()
 
 
-def test_a_device_whose_clock_is_off_all_along_breaks_no_law():
+@pytest.mark.parametrize("by_ms", [-30, 30])
+def test_a_device_whose_clock_is_off_all_along_breaks_no_law(by_ms):
     trace = recorded()
-    assert hold_to_laws(with_kernels(trace, start_ns=trace.kernels.start_ns - 30 * MS)).gaps == ()
+    late = with_kernels(trace, start_ns=trace.kernels.start_ns + by_ms * MS)
+    assert hold_to_laws(late).gaps == ()
+
+
+def test_a_last_kernel_that_the_host_had_waited_for_is_left_out():
+    trace = recorded()
+    damaged = moved(int(trace.kernels.start_ns.argmax()), 1_000 * MS)
+    assert "after the host had waited" in gap_of(damaged).message
+    assert left_out(damaged) == 1
+
+
+def test_a_synchronisation_of_another_device_tells_nothing():
+    """It returns at once, whatever runs on the device of the others."""
+    trace = recorded()
+    waits = [row for row, name in enumerate(trace.names) if name == "cudaDeviceSynchronize"]
+    rows = np.isin(trace.launches.name, waits)
+    assert rows.any()
+    lasts = np.where(rows, US, trace.launches.duration_ns)
+    start = np.where(rows, trace.launches.start_ns - 2 * MS, trace.launches.start_ns)
+    launches = replace(trace.launches, start_ns=start, duration_ns=lasts)
+    assert hold_to_laws(replace(trace, launches=launches)).gaps == ()
 
 
 def test_times_in_whole_microseconds_break_no_law():

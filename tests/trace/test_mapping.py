@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.jobs import worker_tasks
-from support.jobs.worker_tasks import notes_of, orders, wait_until, write_orders
+from support.jobs.worker_tasks import notes_of, orders, write_orders
+from support.processes import wait_until
 
 from debubble.annexes.cluster import engine_at
 from debubble.errors import TraceError, TraceTooLarge, UsageError

@@ -39,15 +39,7 @@ def ask(environment, *words):
     return json.loads(done.stdout)
 
 
-def test_a_cluster_reads_objects_as_this_machine_does():
-    with started_store() as store:
-        url = store.put_folder(H200 / "fwd_closed_m4", "run")
-        here = ask(store.environment, "find", url)
-        with started_cluster(2, **store.environment) as cluster:
-            assert ask(store.environment, "find", url, "--engine", cluster.address) == here
-
-
-def test_a_cluster_that_wants_certificates_takes_those_of_the_environment(tmp_path):
+def test_a_cluster_that_wants_certificates_reads_objects_as_this_machine_does(tmp_path):
     from distributed.security import Security  # noqa: PLC0415
 
     made = Security.temporary()
@@ -59,8 +51,10 @@ def test_a_cluster_that_wants_certificates_takes_those_of_the_environment(tmp_pa
     for role in ("CLIENT", "SCHEDULER", "WORKER"):
         environment[f"DASK_DISTRIBUTED__COMM__TLS__{role}__CERT"] = cert
         environment[f"DASK_DISTRIBUTED__COMM__TLS__{role}__KEY"] = key
-    folder = str(H200 / "1f1b_p2_m4")
-    with started_cluster(1, scheme="tls", security=made, **environment) as cluster:
-        assert cluster.address.startswith("tls://")
-        there = ask(environment, "inspect", folder, "--engine", cluster.address)
-    assert there == ask({}, "inspect", folder)
+    with started_store() as store:
+        url = store.put_folder(H200 / "1f1b_p2_m4", "run")
+        environment |= store.environment
+        here = ask(environment, "inspect", url)
+        with started_cluster(1, scheme="tls", security=made, **environment) as cluster:
+            assert cluster.address.startswith("tls://")
+            assert ask(environment, "inspect", url, "--engine", cluster.address) == here

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -17,8 +16,7 @@ from support.traces.recordings import H200, PUBLIC
 from debubble.errors import RunNotFound
 from debubble.trace.engine import GivenEngine
 from debubble.trace.kineto import read_kineto
-from debubble.trace.run import find_run, missing_ranks, read_run
-from debubble.units import show_ranks
+from debubble.trace.run import find_run, read_run
 
 PIPELINE = {"pg_name": "9", "pg_desc": "pp", "ranks": [1, 3]}
 
@@ -58,15 +56,6 @@ def test_globs_and_urls_find_the_same_files():
     assert [trace.rank for trace in read("memory://listed/run").ranks] == [0, 1, 2, 3]
     assert [trace.rank for trace in read("memory://listed/run/rank2*").ranks] == [2]
     assert len(read(f"file://{folder}").ranks) == 4
-
-
-def test_any_executor_will_do_and_gives_the_same():
-    with ThreadPoolExecutor(2) as pool:
-        there = read(H200 / "1f1b_p2_m4", engine=GivenEngine(executor=pool))
-    here = read(H200 / "1f1b_p2_m4")
-    assert [t.kernels.start_ns.sum() for t in there.ranks] == [
-        t.kernels.start_ns.sum() for t in here.ranks
-    ]
 
 
 @pytest.mark.slow
@@ -112,14 +101,6 @@ def test_one_bad_file_is_a_named_gap_and_the_other_ranks_go_on(tmp_path, name, c
     assert gap.rank == 1
     assert gap.hint
     assert run.missing_ranks == (1,)
-
-
-def test_an_unreadable_file_is_named(tmp_path):
-    write(tmp_path / "rank0.json", document([kernel()], rank=0, world=2))
-    (tmp_path / "rank1.json").symlink_to(tmp_path / "gone.json")
-    run = read(tmp_path)
-    assert codes(run)[0] == "unreadable"
-    assert "No such file" in run.gaps[0].message
 
 
 def test_a_folder_with_no_traces_says_what_is_there_instead(tmp_path):
@@ -174,14 +155,6 @@ def test_a_world_without_point_to_point_traffic_wants_every_rank(tmp_path):
     assert read(tmp_path).missing_ranks == (0, 2)
 
 
-def test_no_world_size_means_nothing_is_known_to_be_missing():
-    assert missing_ranks([]) == ()
-
-
-def test_ranks_are_written_briefly():
-    assert show_ranks([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
-
-
 def test_a_cpu_only_rank_among_gpu_ranks_is_named(tmp_path):
     write(tmp_path / "rank0.json", document([kernel()], rank=0, world=2))
     write(tmp_path / "rank1.json", document([send()], rank=1, world=2, deviceProperties=[]))
@@ -222,19 +195,6 @@ def test_public_files_without_a_rank_say_so(name):
         read(PUBLIC / "hta" / f"*{name}*")
 
 
-@pytest.mark.slow
-def test_every_recorded_run_reads_whole(recorded_data):
-    folders = [folder for folder in sorted(recorded_data.iterdir()) if list(folder.glob("rank*"))]
-    assert len(folders) >= 11
-    for folder in folders:
-        run = read(folder)
-        assert not run.gaps
-        assert len(run.ranks) == run.world_size
-        for trace in run.ranks:
-            assert trace.kept_bytes() < 0.06 * trace.inflated_bytes
-            assert (trace.kernels.launch >= 0).all()
-
-
 def test_a_pipe_among_the_traces_is_named_and_not_waited_for(tmp_path):
     write(tmp_path / "rank0.json", document([kernel()], rank=0))
     os.mkfifo(tmp_path / "rank1.json")
@@ -242,6 +202,7 @@ def test_a_pipe_among_the_traces_is_named_and_not_waited_for(tmp_path):
     run = read(tmp_path)
     assert codes(run) == ["unreadable", "unreadable"]
     assert [gap.rank for gap in run.gaps] == [1, 2]
+    assert "symbolic links" in run.gaps[1].message
 
 
 def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
@@ -296,15 +257,3 @@ def test_a_file_that_does_not_fit_into_memory_does_not_stop_the_others(tmp_path,
     run = read(tmp_path)
     assert codes(run) == ["unreadable", "missing_ranks"]
     assert "does not fit into memory" in run.gaps[0].message
-
-
-def test_thousands_of_files_of_one_rank_make_one_short_message(tmp_path):
-    write(tmp_path / "rank1.json", document([kernel()], rank=1))
-    for number in range(100):
-        write(tmp_path / f"{number}" / "rank0.json", document([kernel()], rank=0))
-    files = [str(path) for path in sorted(tmp_path.rglob("rank*.json"))]
-    found = find_run([str(tmp_path)])
-    doubled = replace(found.capture, duplicates=((0, tuple(files)),))
-    run = read_run(replace(found, capture=doubled))
-    assert run.gaps[0].message.endswith(", …")
-    assert run.gaps[0].message.count("rank0.json") == 20

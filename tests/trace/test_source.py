@@ -7,7 +7,6 @@ import os
 import random
 
 import pytest
-from support.traces.kineto_events import write
 
 from debubble.errors import TraceError
 from debubble.trace import source
@@ -42,25 +41,3 @@ def test_pipes_and_devices_are_refused_not_waited_for(tmp_path):
         with pytest.raises(TraceError, match="a pipe or a device") as caught:
             open_binary(file)
         assert caught.value.hint
-
-
-def test_a_disk_that_fails_while_damage_is_looked_at_is_an_error_of_the_file(tmp_path, monkeypatch):
-    packed = bytearray(gzip.compress(os.urandom(2_000_000)))
-    packed[1_000_000:1_000_100] = bytes(100)
-    path = write(tmp_path / "a.json.gz", bytes(packed), packed=False)
-    monkeypatch.setattr(source, "open_binary", Failing)
-    with pytest.raises(TraceError, match="cannot be read"):
-        Source(path)._read(Failing(path), 1)
-    with pytest.raises(TraceError, match="cannot be read"):
-        list(Source(path)._salvage())
-
-
-class Failing:
-    def __init__(self, _file):
-        pass
-
-    def read(self, _size):
-        raise OSError("the disk is gone")
-
-    def close(self):
-        pass

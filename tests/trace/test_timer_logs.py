@@ -34,22 +34,21 @@ OLD_DEEPSPEED = """[2024-03-31] [INFO] [Rank 0] rank=0 time (ms) | optimizer_ste
 
 
 @pytest.mark.parametrize(
-    ("text", "whose", "costs"),
+    ("text", "whose"),
     [
-        (MEGATRON, "Megatron's timers", "--forward 934.07ms/M --backward 1623.8ms/M"),
-        (OLD_MEGATRON, "Megatron's timers", "--forward 812.41ms/M --backward 1623.8ms/M"),
-        (DEEPSPEED, "wall_clock_breakdown", "--forward 21.38ms --backward 45.2ms"),
-        (OLD_DEEPSPEED, "wall_clock_breakdown", "--forward 21.38ms --backward 45.2ms"),
+        (MEGATRON, "Megatron's timers"),
+        (OLD_MEGATRON, "Megatron's timers"),
+        (DEEPSPEED, "wall_clock_breakdown"),
+        (OLD_DEEPSPEED, "wall_clock_breakdown"),
     ],
     ids=["Megatron", "older Megatron", "DeepSpeed", "older DeepSpeed"],
 )
-def test_a_log_without_ranks_is_named_with_what_it_lacks(text, whose, costs, tmp_path):
+def test_a_log_without_ranks_is_named_with_what_it_lacks(text, whose, tmp_path):
     path = tmp_path / "train.log"
     path.write_text(text)
     with pytest.raises(RunNotFound, match=f"{whose}.*not of each rank") as caught:
         read_run(find_run([str(path)]))
     assert "for costs of each stage" in caught.value.hint
-    assert costs in caught.value.hint
     with pytest.raises(TraceError, match="not of each rank"):
         read_stage_times(str(path), ranks=4, microbatches=8)
 

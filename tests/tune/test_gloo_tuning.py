@@ -18,7 +18,6 @@ from debubble.annexes.tune.prospects import Standing
 from debubble.annexes.tune.run import TuningRequest
 from debubble.annexes.tune.setting import Setting, read_setting, read_template
 from debubble.annexes.tune.trial import Bench, Kind, run_trial
-from debubble.report.tune import tune_page
 from debubble.timeline.job import Basis
 
 # So few steps that a run takes six seconds, half of them torch's start.
@@ -62,29 +61,6 @@ def test_a_real_pipeline_is_run_and_planned_and_tried(tmp_path):
     assert tuned.standing.best.microbatches == 16
     assert tuned.standing.best.split != (2, 2, 2, 4)
     assert all(rank.peak_bytes for rank in tuned.standing.runs[0].outcome.measurement.memory)
-
-
-# The samples of a step stay as they are: of more microbatches each has fewer.
-HOLDS_ITS_BATCH = (
-    *("sh", "-c", 'exec "$@" --tokens $((256 / $DEBUBBLE_MICROBATCHES))', "sh"),
-    *(sys.executable, "-P", "-m", "debubble.annexes.demo.job", "--ranks", "2", "--steps", "9"),
-    *("--split", "4,4", "--microbatches", "{microbatches}", "--width", "256"),
-)
-
-
-@pytest.mark.slow
-def test_a_script_that_holds_its_batch_is_told_from_a_bad_prediction(tmp_path):
-    template = read_template(HOLDS_ITS_BATCH, read_setting(["microbatches=4"]))
-    bench = Bench(template=template, steps=STEPS, wait=WAIT, folder=tmp_path)
-    tuned = tune(bench, runs=2, hold="microbatch")
-    first, second = tuned.standing.runs
-    assert second.expected.gain > 0.05
-    assert tuned.standing.gain_of_run(second) < -0.4
-    assert "the job holds its batch, so that its microbatches shrank" in second.outcome.message
-    assert any("holds its batch" in note for note in tune_page(tuned, "", "").notes)
-    assert tuned.standing.hold == "batch"
-    assert tuned.winner is None
-    assert first.expected is None
 
 
 def run_each(bench, settings):

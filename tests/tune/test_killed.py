@@ -7,11 +7,10 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import msgspec
 import pytest
+from support.processes import processes_with, wait_until
 from support.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
 
 from debubble.annexes.tune.trial import MARK, end_marked, run_guarded
@@ -23,21 +22,7 @@ WAITS = ("sh", "-c", "setsid sleep 600 & sleep 600")
 
 def marked(token):
     """Processes that still run with a mark in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if f"{MARK}={token}".encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-def gone(token, within_s=10.0):
-    deadline = time.monotonic() + within_s
-    while marked(token) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not marked(token)
+    return processes_with(f"{MARK}={token}")
 
 
 @pytest.mark.slow
@@ -109,8 +94,7 @@ def kill_and_resume(folder, moments, *words):
             tuning.kill()
             tuning.communicate()
             killed += 1
-        for token in tokens(folder):
-            assert gone(token)
+        wait_until(lambda: not any(map(marked, tokens(folder))), "a killed run goes on")
     output, _ = start(folder, *words).communicate(timeout=300)
     for token in tokens(folder):
         assert not marked(token)

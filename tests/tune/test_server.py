@@ -8,44 +8,40 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE_S, free_port, processes_with, wait_until
 from support.services.console import REPOSITORY, type_command
 from support.services.example_load import FILE
-from support.services.free_port import free_port
 
 from debubble.annexes.tune.server import Server, model_of, planned, prospects, weigh
-from debubble.annexes.tune.setting import SERVING_KNOBS, read_setting, read_template
+from debubble.annexes.tune.setting import SERVING_KNOBS, Setting, read_setting, read_template
 from debubble.annexes.tune.trial import MARK, read_capture
 from debubble.errors import UsageError
 from debubble.measure.load_results import LoadResult
-from debubble.plan.serving import ServingSetting
 from debubble.trace.server_notes import SCHEMA, ServerNotes, Span
 
 TINY = shlex.join(
     [sys.executable, str(REPOSITORY / "tests" / "support" / "jobs" / "tiny_server.py")]
 )
 ENGINE = REPOSITORY / "examples" / "serve_pipeline" / "serve.py"
-PATIENCE_S = 30.0
 
 
 def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stages_starve():
-    now = ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=2, chunk=512)
+    now = Setting(layers=(1, 1, 1, 5), in_flight=2, chunk=512)
     assert prospects(now, None) == [
-        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=4, chunk=512),
-        ServingSetting(stages=4, layers=(2, 2, 2, 2), in_flight=2, chunk=512),
-        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=1, chunk=512),
-        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=2, chunk=1024),
-        ServingSetting(stages=4, layers=(1, 1, 1, 5), in_flight=2, chunk=256),
+        Setting(layers=(1, 1, 1, 5), in_flight=4, chunk=512),
+        Setting(layers=(2, 2, 2, 2), in_flight=2, chunk=512),
+        Setting(layers=(1, 1, 1, 5), in_flight=1, chunk=512),
+        Setting(layers=(1, 1, 1, 5), in_flight=2, chunk=1024),
+        Setting(layers=(1, 1, 1, 5), in_flight=2, chunk=256),
     ]
 
 
 def test_layers_are_cut_by_what_stages_took_and_a_head_keeps_its_time(monkeypatch):
     monkeypatch.setattr("debubble.annexes.tune.server.stage_shares", lambda _: [0.1, 0.1, 0.1, 0.7])
-    now = ServingSetting(stages=4, layers=(1, 1, 1, 5))
+    now = Setting(layers=(1, 1, 1, 5))
     cuts = [one.layers for one in prospects(now, Noted(None))]
     # A layer takes 0.1, the last stage 0.2 beside its layers: 0.3 is the least for the longest.
     assert cuts == [(3, 2, 2, 1), (2, 2, 2, 2)]
@@ -75,7 +71,7 @@ def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
         clients=32, rate=None, seconds=30.0, failed=0, problem="", prompt_tokens=(512.0,),
         output_tokens=(48.0,), ttft_s=(0.1,), tpot_s=(), latency_s=(), out_per_s=1.0, in_per_s=1.0,
     )  # fmt: skip
-    now = ServingSetting(stages=4, layers=(3, 3, 3, 7), in_flight=4)
+    now = Setting(layers=(3, 3, 3, 7), in_flight=4)
     model = model_of(now, Noted(0.0, capture), load)
     assert model is not None
     even = replace(now, layers=(4, 4, 4, 4))
@@ -91,7 +87,7 @@ def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
 
 
 def test_a_batch_takes_more_requests_only_where_some_wait():
-    now = ServingSetting(stages=2, requests_a_batch=8)
+    now = Setting(requests_a_batch=8)
     assert [one.requests_a_batch for one in prospects(now, Noted(3.0))] == [16, 4]
     assert [one.requests_a_batch for one in prospects(now, Noted(0.0))] == [4]
 
@@ -125,16 +121,7 @@ def running(folder):
     journal = folder / "tune" / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
     tokens = [line["began"]["token"] for line in lines if line.get("began")]
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (process / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        marks = {f"{MARK}={token}{of}".encode() for token in tokens for of in ("", ".load")}
-        if marks.intersection(environment):
-            found.append(process.name)
-    return found
+    return processes_with(*(f"{MARK}={token}{of}" for token in tokens for of in ("", ".load")))
 
 
 @pytest.mark.slow
@@ -226,11 +213,7 @@ def test_a_server_that_is_there_already_is_not_measured_for_another(tmp_path):
 
 
 def wait_for(port):
-    server = Server(url=f"http://127.0.0.1:{port}", load=())
-    deadline = time.monotonic() + PATIENCE_S
-    while not server.answers():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(Server(url=f"http://127.0.0.1:{port}", load=()).answers)
 
 
 @pytest.mark.slow
@@ -250,10 +233,7 @@ def test_a_tuning_that_is_ended_takes_its_server_with_it(tmp_path, how):
     finally:
         tuning.kill()
         tuning.wait()
-    deadline = time.monotonic() + PATIENCE_S
-    while running(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert running(tmp_path) == []
+    wait_until(lambda: not running(tmp_path), "the server goes on")
 
 
 @pytest.mark.slow

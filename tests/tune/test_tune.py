@@ -64,6 +64,17 @@ def test_untold_the_batch_is_held_and_a_larger_one_wins_nothing(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_job_that_holds_its_batch_is_told_from_a_bad_prediction(tmp_path):
+    tuned = tune(bench_of(tmp_path, "--do", "hold-batch"), runs=2)
+    first, second = tuned.standing.runs
+    assert first.expected is None
+    assert second.expected.gain > 0.5
+    assert "the job holds its batch, so that its microbatches shrank" in second.outcome.message
+    assert any("holds its batch" in note for note in tune_page(tuned, "", "").notes)
+    assert tuned.standing.hold == "batch"
+
+
+@pytest.mark.slow
 def test_a_machine_that_gets_slower_is_not_taken_for_a_bad_setting(tmp_path, usual):
     slowing = tune(bench_of(tmp_path, "--drift", "0.03"))
     assert slowing.winner == usual.winner

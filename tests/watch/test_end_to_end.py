@@ -6,14 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import contextmanager
 
 import pytest
+from support.processes import free_port, wait_until
 from support.services.console import REPOSITORY
-from support.services.free_port import free_port
-from support.services.watch_service import PATIENCE_S, Watching, write_config
+from support.services.watch_service import Watching, write_config
 
 from debubble.annexes.watch.files import read_file
 
@@ -28,7 +27,8 @@ DELAY = 5
 @contextmanager
 def serving(folder):
     words = ["--kind", "vllm", "--folder", str(folder), "--port", "0", "--layers", "1,1"]
-    words += ["--chunk", "4096"]
+    # Batches take their time asleep: the machine is free for what is tested.
+    words += ["--chunk", "4096", "--token-us", "10"]
     server = subprocess.Popen(
         [sys.executable, EXAMPLE / "serve.py", *words], stdout=subprocess.PIPE, text=True
     )
@@ -95,8 +95,12 @@ def prometheus(folder, target):
 
 
 def firing(url):
-    with urllib.request.urlopen(f"{url}/api/v1/alerts", timeout=10) as answer:  # noqa: S310
-        found = json.load(answer)["data"]["alerts"]
+    """The alerts that fire; none while Prometheus starts."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/alerts", timeout=10) as answer:  # noqa: S310
+            found = json.load(answer)["data"]["alerts"]
+    except OSError:
+        return set()
     return {one["labels"]["alertname"] for one in found if one["state"] == "firing"}
 
 
@@ -124,7 +128,7 @@ def find_shift(tmp_path):
         assert shown["latest"]["context_source"] == "server"
         with prometheus(tmp_path, watch.url.removeprefix("http://")) as url:
             if url is not None:
-                wait_until_firing(url, "DebubbleTrafficMoved")
+                wait_until(lambda: "DebubbleTrafficMoved" in firing(url), "no alert fires")
         status, _, _ = watch.ask(f"/api/alerts/{moved['id']}/acknowledge", method="POST")
         assert status == 200
         shown = watch.data("/api/alerts")["alerts"]
@@ -143,15 +147,3 @@ def test_most_of_the_change_is_put_down_to_traffic_where_nothing_else_changed(tm
     change = find_shift(tmp_path)
     assert change["traffic_moved"] > abs(change["buckets_slower"])
     assert change["traffic_moved"] > 0.5 * (change["after"] - change["before"])
-
-
-def wait_until_firing(url, name):
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if name in firing(url):
-                return
-        except OSError:
-            pass
-        assert time.monotonic() < deadline, "no alert fires"
-        time.sleep(0.3)

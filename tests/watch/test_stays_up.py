@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+from support.processes import wait_until
 from support.services.hostile_engine import ANSWERS, hostile_engine
-from support.services.watch_service import PATIENCE_S, Watching, place_capture, write_config
+from support.services.watch_service import Watching, place_capture, write_config
 
 pytestmark = pytest.mark.slow
 
@@ -150,14 +151,10 @@ def test_workers_end_with_the_service_however_early_it_is_killed(tmp_path):
     config = write_config(tmp_path)
     place_capture(tmp_path, "first")
     with Watching(config) as watch:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (seen := workers_of(watch.process.pid)):
-            assert time.monotonic() < deadline
+        seen = wait_until(lambda: workers_of(watch.process.pid))
         time.sleep(0.05)  # a moment, in which it has read what it needs of the service
         watch.kill()
-        while any(map(is_alive, seen)):
-            assert time.monotonic() < deadline, "a worker outlived its service"
-            time.sleep(0.1)
+        wait_until(lambda: not any(map(is_alive, seen)), "a worker outlived its service")
 
 
 def test_a_stop_ends_an_analysis_that_takes_long_and_the_next_service_begins_it_anew(tmp_path):
@@ -165,10 +162,7 @@ def test_a_stop_ends_an_analysis_that_takes_long_and_the_next_service_begins_it_
     config = write_config(tmp_path)
     place_capture(tmp_path, "first")
     with Watching(config) as watch:
-        deadline = time.monotonic() + PATIENCE_S
-        while not (seen := workers_of(watch.process.pid)):
-            assert time.monotonic() < deadline
-        for pid in seen:
+        for pid in wait_until(lambda: workers_of(watch.process.pid)):
             os.kill(pid, signal.SIGSTOP)
         assert watch.stop() == 0
         assert watch.events[-1]["event"] == "stopped"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
+from support.processes import wait_until
 from support.services.engine_routes import serving
-from support.services.watch_service import PATIENCE_S, Watching, write_config
+from support.services.watch_service import Watching, write_config
 from support.traces.recordings import H200
 
 
@@ -78,13 +78,6 @@ def configure(folder, engines, *, witness=None, **said):
     return write_config(folder, sources=sources)
 
 
-def wait_until_profiling():
-    deadline = time.monotonic() + PATIENCE_S
-    while Engine.profiling == 0:
-        assert time.monotonic() < deadline, "nothing is profiled"
-        time.sleep(0.01)
-
-
 @pytest.mark.slow
 def test_two_servers_are_never_captured_at_once(tmp_path):
     with engine(tmp_path / "a") as first, engine(tmp_path / "b") as second:
@@ -113,7 +106,7 @@ def test_a_stop_ends_a_profile_early_and_never_leaves_it_on(tmp_path):
     with engine(tmp_path / "a") as one:
         with Watching(configure(tmp_path, [one], seconds="1h")) as watch:
             watch.wait_for("capturing")
-            wait_until_profiling()
+            wait_until(lambda: Engine.profiling, "nothing is profiled")
             assert watch.stop() == 0
         assert (Engine.profiling, one.captures) == (0, 1)
 
@@ -124,7 +117,7 @@ def test_a_profile_that_a_killed_service_left_on_is_ended_by_the_next(tmp_path):
         config = configure(tmp_path, [one], seconds="1h", every="1h")
         with Watching(config) as watch:
             watch.wait_for("capturing")
-            wait_until_profiling()
+            wait_until(lambda: Engine.profiling, "nothing is profiled")
             watch.kill()
         assert Engine.profiling == 1
         with Watching(config) as watch:

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from debubble import __version__
 from debubble.errors import EngineError, MissingExtra, UsageError
-from debubble.trace.engine import LOCAL, Engine, WorkerLost
+from debubble.trace.engine import LOCAL, Engine
 from debubble.trace.format import TraceFile
 from debubble.trace.source import is_url
+from debubble.trace.workers import WorkerLost
 from debubble.units import counted
 
 if TYPE_CHECKING:

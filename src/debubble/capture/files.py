@@ -18,7 +18,6 @@ from debubble.units import replacing
 _CAPTURE_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 # What a rank writes into it, whole or, by a job that was killed, in part. A digest stays.
 _OWN_FILE = re.compile(r"^\.?rank(\d+)\.(json\.gz|debubble\.json)((\.\d+)?\.partial(\.json)?)?$")
-_DIGITS = 9
 # Traces shrink 10 to 25 times at any level; the job stands still meanwhile.
 _GZIP_LEVEL = 3
 _CLOSING_BRACKETS = (b"}", b"]")
@@ -26,7 +25,7 @@ _CLOSING_BRACKETS = (b"}", b"]")
 
 def capture_name(started: str, step: int) -> str:
     """Name a capture by the job's start and the first profiled step."""
-    return f"{started}-step{step:0{_DIGITS}}"
+    return f"{started}-step{step:09}"
 
 
 def prepare_out(out: Path) -> None:

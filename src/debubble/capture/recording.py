@@ -33,7 +33,6 @@ from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Set
 from debubble.capture.sidecar import Latencies, Sidecar, find_rank, read_power_w, uses_cuda
 from debubble.errors import CaptureError, DebubbleError
 
-_MS_PER_S = 1000.0
 _log = logging.getLogger("debubble")
 
 
@@ -255,7 +254,7 @@ class StepClock:
         wait_for_device()
         marks = zip(self._begun, self._ended, strict=True)
         if self._on_device:
-            return [begun.elapsed_time(ended) / _MS_PER_S for begun, ended in marks]
+            return [begun.elapsed_time(ended) / 1000 for begun, ended in marks]
         return [ended - begun for begun, ended in marks]
 
     def _mark(self) -> Any:

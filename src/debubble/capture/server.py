@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,7 +33,6 @@ _START_SHARE = 0.25
 # Batches that vLLM profiles at most: some hundred are enough, and a file that can be read.
 _MOST_BATCHES = 400
 _ERROR_SHOWN = 300
-_HTTP_NOT_FOUND = 404
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -278,7 +278,7 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         raise CaptureError(
             error.message, hint="look whether the server runs and the address is right"
         ) from error
-    if reply.status == _HTTP_NOT_FOUND:
+    if reply.status == HTTPStatus.NOT_FOUND:
         raise CaptureError(
             f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
         )

@@ -56,16 +56,22 @@ class Pictures:
 
     def draw(self, analysis: Analysis, page: Page, words: str, manners: Manners) -> None:
         """Write the files, and put lanes below the answer."""
+        if self.lanes or self.perfetto or self.svg:
+            self._draw_step(analysis, page, manners)
+        if self.html is not None:
+            from debubble.report.html.measured import find_report
+            from debubble.report.html.views import pipelines_shown
+
+            write_html(find_report(pipelines_shown(analysis), page, words), self.html, manners)
+
+    def _draw_step(self, analysis: Analysis, page: Page, manners: Manners) -> None:
         from debubble.ledger.ledger import list_waits
         from debubble.report.chrome import write_chrome
-        from debubble.report.html.measured import find_report
-        from debubble.report.html.views import pipelines_shown
         from debubble.report.lanes import draw_lanes, frame_step
         from debubble.report.svg import draw_svg
 
         pipeline, timeline = analysis.pipeline, analysis.timeline
-        asks = self.lanes or self.perfetto or self.svg
-        waits = list_waits(analysis.ledger) if asks and analysis.ledger else ()
+        waits = list_waits(analysis.ledger) if analysis.ledger else ()
         step = analysis.step
         if step is None and pipeline.windows:
             step = pipeline.windows[0].step
@@ -80,8 +86,6 @@ class Pictures:
             frame = frame_step(timeline, pipeline.pipeline, step, waits)
             write_file(self.svg, draw_svg(frame, page.answer).encode())
             manners.say(f"{self.svg} written")
-        if self.html is not None:
-            write_html(find_report(pipelines_shown(analysis), page, words), self.html, manners)
 
 
 def _place_pictures(

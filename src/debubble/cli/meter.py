@@ -8,15 +8,7 @@ from pathlib import Path
 
 import click
 
-from debubble.annexes.meter.settings import (
-    CAPTURE_EVERY_S,
-    DEFAULT_OUT,
-    KEPT_CAPTURES,
-    KEPT_SEGMENTS,
-    SEGMENT_STEPS,
-    Settings,
-    list_segments,
-)
+from debubble.annexes.meter.settings import USUAL, Settings, list_segments
 from debubble.capture.around import run_command, say_end
 from debubble.capture.files import prepare_out
 from debubble.capture.settings import environment_for
@@ -39,29 +31,29 @@ from debubble.units import parse_period
 @output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    default=DEFAULT_OUT,
+    default=USUAL.out,
     show_default=True,
     help="Folder for the tables, the metrics and the captures.",
 )
 @limit_option(
     "--keep",
     type=int,
-    default=KEPT_SEGMENTS,
+    default=USUAL.keep,
     show_default=True,
     help="Tables of each rank to keep.",
 )
 @question_option(
-    "--segment", type=int, default=SEGMENT_STEPS, show_default=True, help="Steps of one table."
+    "--segment", type=int, default=USUAL.segment, show_default=True, help="Steps of one table."
 )
 @question_option("--no-on-drift", is_flag=True, help="No capture when a rank gets slower.")
 @limit_option(
-    "--captures", type=int, default=KEPT_CAPTURES, show_default=True, help="Captures to keep."
+    "--captures", type=int, default=USUAL.captures, show_default=True, help="Captures to keep."
 )
 @limit_option(
     "--every",
     "every_s",
     type=parse_period,
-    default=f"{CAPTURE_EVERY_S:g}s",
+    default=f"{USUAL.every_s:g}s",
     show_default=True,
     metavar="PERIOD",
     help="Least time between two captures.",

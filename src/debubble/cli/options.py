@@ -412,17 +412,20 @@ class Reader:
         return found if self.capture else warn_of_unread(places, found)
 
     def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
-        from debubble.annexes.cluster import engine_at
         from debubble.timeline.fleet.survey import Means
         from debubble.trace.digest.content import place_digests
+        from debubble.trace.engine import LOCAL, Engine
 
+        engine: Engine = LOCAL
+        if self.engine != "local":
+            from debubble.annexes.cluster import engine_at
+
+            engine = engine_at(self.engine)
         digests = None
         if self.digest is not None:
             files = [file.file for capture in found.captures for file in capture.files]
             digests = place_digests(self.digest, places, files)
-        return Means(
-            engine=engine_at(self.engine), limits=self.limits, digests=digests, on_progress=show
-        )
+        return Means(engine=engine, limits=self.limits, digests=digests, on_progress=show)
 
 
 def _say_which(found: RunFiles, wanted: str | None, manners: Manners) -> None:

@@ -186,8 +186,6 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     """Rank what could be changed in a server that was captured."""
     from debubble.plan.emit import SERVERS
     from debubble.report.answers.server_plan import answer_server_plan
-    from debubble.report.html.plan import server_plan_report
-    from debubble.report.html.views import pipelines_shown
     from debubble.report.plan import server_plan_page
 
     with progress("planning", manners):
@@ -197,6 +195,9 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"
     page = server_plan_page(answer, "" if framework else manners.hint(following))
     if report_path is not None:
+        from debubble.report.html.plan import server_plan_report
+        from debubble.report.html.views import pipelines_shown
+
         report = server_plan_report(answer, pipelines_shown(run), page, words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
@@ -295,8 +296,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     from debubble.plan.emit import EMITTERS
     from debubble.plan.request import PlanRequest, check_frameworks
     from debubble.report.answers.plan import answer_plan, predictions_of
-    from debubble.report.html.plan import plan_report, planned_view
-    from debubble.report.html.views import PipelineView
     from debubble.report.plan import plan_page
 
     check_frameworks(planned_for, framework)
@@ -353,6 +352,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
             f"kept as {save}: debubble compare {save} AFTER{typed_store} tells what came of it"
         )
     if report_path is not None:
+        from debubble.report.html.plan import plan_report, planned_view
+        from debubble.report.html.views import PipelineView
+
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
         full = replace(page, lines=written)

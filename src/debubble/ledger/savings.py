@@ -44,6 +44,10 @@ class Remedies:
     """Inside each pass: of its own."""
     data_ns: I64
     """Inside each pass: gathers and reductions that run beside passes."""
+    late_ns: I64
+    """Inside each pass: its host had not launched what runs next."""
+    kept_ns: I64
+    """Inside each pass: nor could it, for it had been kept until its device was done."""
     expected: ExpectedTimes
     slope: float
     """What each rank at work adds to the passes of the others; 0 unless they share a device."""
@@ -222,14 +226,16 @@ class Remedies:
         # What a host issues after a call that kept it is late by that call, not of itself.
         return replace(
             lengths,
+            passes=lengths.passes - np.where(mine, self.late_ns, 0),
             pass_floor=np.where(mine, begins, lengths.pass_floor),
             batch_floor=np.where(batches, NEVER_NS, lengths.batch_floor),
         )
 
     def no_sync(self) -> Lengths:
         """Let no call keep a host until its device is done: hosts run ahead."""
-        never = np.full(len(self.step.lengths.sync_tail), NEVER_NS)
-        return replace(self.step.lengths, sync_tail=never)
+        lengths = self.step.lengths
+        never = np.full(len(lengths.sync_tail), NEVER_NS)
+        return replace(lengths, passes=lengths.passes - self.kept_ns, sync_tail=never)
 
     def _keys(self) -> list[tuple[int, int]]:
         passes = self.step.program.passes

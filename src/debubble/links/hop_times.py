@@ -382,8 +382,9 @@ class HopTimes:
     """In an exchange."""
     fit: Fit | None
     """Latency and bandwidth, where messages have several sizes."""
-    lengths: tuple[tuple[str, F64], ...]
-    """By what messages met: `waited`, `exchange`, `early`; of early ones no wire is seen."""
+    lengths: tuple[tuple[str, int, F64], ...]
+    """By what messages met, `waited`, `exchange` or `early`, and their size; of early ones no wire
+    is seen."""
     told: bool = True
     """Whether of enough messages it is known when they left."""
 
@@ -450,6 +451,10 @@ def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
     ]
     largest = rows.where(rows.message_bytes == figures.message_bytes)
     waited, exchange, early, wire = _kinds(largest, buffers=buffers)
+    *met_by, every = _kinds(rows, buffers=buffers)
+    # Of much smaller ones, as a server's single tokens, the start is most: no wire shows in them.
+    alike = rows.message_bytes >= figures.message_bytes // 2
+    sizes = np.unique(rows.message_bytes[alike]).tolist()
     return HopTimes(
         figures=figures,
         alone_ns=_alone(largest, buffers=buffers),
@@ -457,7 +462,11 @@ def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
         one_way=_spread(wire[waited]),
         both_ways=_spread(wire[exchange]),
         fit=fit_line([size for size, _ in alone], [time for _, time in alone]),
-        lengths=(("waited", wire[waited]), ("exchange", wire[exchange]), ("early", wire[early])),
+        lengths=tuple(
+            (kind, size, every[met & (rows.message_bytes == size)])
+            for kind, met in zip(("waited", "exchange", "early"), met_by, strict=True)
+            for size in sizes
+        ),
     )
 
 

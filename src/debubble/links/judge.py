@@ -295,13 +295,15 @@ class _Ratios:
     """Its exchanges last about as long as its messages outside of them, or longer."""
 
     @classmethod
-    def of(cls, hop: HopTimes, usual: Mapping[tuple[Hop, str], float]) -> _Ratios:
+    def of(cls, hop: HopTimes, usual: Mapping[tuple[Hop, str, int], float]) -> _Ratios:
         found: dict[bool, list[F64]] = {False: [np.zeros(0)], True: [np.zeros(0)]}
-        for kind, own in hop.lengths:
-            if (hop.hop, kind) in usual:
-                found[kind == "exchange"].append(own / usual[hop.hop, kind])
-        lengths = dict(hop.lengths)
-        both, one = lengths["exchange"], np.concatenate((lengths["waited"], lengths["early"]))
+        largest: dict[bool, list[F64]] = {False: [np.zeros(0)], True: [np.zeros(0)]}
+        for kind, size, own in hop.lengths:
+            if (hop.hop, kind, size) in usual:
+                found[kind == "exchange"].append(own / usual[hop.hop, kind, size])
+            if size == hop.figures.message_bytes:
+                largest[kind == "exchange"].append(own)
+        both, one = np.concatenate(largest[True]), np.concatenate(largest[False])
         return cls(
             alone=np.concatenate(found[False]),
             exchanged=np.concatenate(found[True]),
@@ -346,15 +348,15 @@ def _slow(ratios: F64) -> bool:
     return len(ratios) > 0 and bool(np.quantile(ratios, share) > SLOW)
 
 
-def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop, str], float]:
-    """Return what messages of each hop and kind should take, by its peers where it has any.
+def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop, str, int], float]:
+    """Return what messages of each hop, kind and size should take, by its peers where it has any.
 
     Peers have messages as large, over the same kind of wire.
     """
     medians: dict[_Alike, dict[Hop, float]] = {}
     for times in hops:
-        for kind, lengths in times.lengths:
-            of_hops = medians.setdefault(_alike(times, kind, wires), {})
+        for kind, size, lengths in times.lengths:
+            of_hops = medians.setdefault((size, wires.get(times.hop), kind), {})
             if len(lengths) >= 2:
                 of_hops[times.hop] = max(float(np.median(lengths)), 1.0)
     back = {times.hop: times.hop[::-1] for times in hops}
@@ -364,17 +366,18 @@ def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop
     }
     found = {}
     for times in hops:
-        for kind, lengths in times.lengths:
-            middle = usual[_alike(times, kind, wires)].get(times.hop)
+        for kind, size, lengths in times.lengths:
+            wire = wires.get(times.hop)
+            middle = usual[size, wire, kind].get(times.hop)
             if kind == "early" and len(lengths):
                 # What is left of a message takes no longer than a whole one of its peers.
-                waited = medians.get(_alike(times, "waited", wires), {})
+                waited = medians.get((size, wire, "waited"), {})
                 others = sorted(own for hop, own in waited.items() if hop != times.hop)
                 whole = middle_of_others(others, None)
                 if whole is not None and np.median(lengths) > SLOW * whole:
                     middle = whole if middle is None else min(middle, whole)
             if middle is not None:
-                found[times.hop, kind] = middle
+                found[times.hop, kind, size] = middle
     return found
 
 
@@ -386,14 +389,10 @@ def _alone(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[Hop, floa
     alone: dict[_Alike, dict[Hop, float]] = {}
     for times in hops:
         if times.alone_ns is not None and times.waited >= FEWEST:
-            alike = _alike(times, "alone", wires)
+            alike = times.figures.message_bytes, wires.get(times.hop), "alone"
             alone.setdefault(alike, {})[times.hop] = max(times.alone_ns, 1.0)
     return {
         hop: of_hops[hop] / usual
         for of_hops in alone.values()
         for hop, usual in usual_of_others(of_hops, {}).items()
     }
-
-
-def _alike(hop: HopTimes, kind: str, wires: Mapping[Hop, str]) -> _Alike:
-    return hop.figures.message_bytes, wires.get(hop.hop), kind

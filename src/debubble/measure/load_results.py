@@ -22,7 +22,6 @@ from debubble.units import counted
 
 # Enough of a file to see whose it is: settings come first, lists of requests last.
 _HEAD_BYTES = 4096
-_MS_PER_S = 1e3
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -256,7 +255,7 @@ _FORMATS: tuple[tuple[bytes, type[_Vllm | _Guidellm | _Aiperf]], ...] = (
 
 
 def _in_s(ms: float | None) -> list[float]:
-    return [] if ms is None else [ms / _MS_PER_S]
+    return [] if ms is None else [ms / 1e3]
 
 
 def _latency_of(ttfts: Sequence[float], tpots: Sequence[float], output: float) -> list[float]:

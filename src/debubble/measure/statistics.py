@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,8 @@ _RESAMPLES = 2000
 _SEED = 20261115
 # Up to here every arrangement of the ranks is counted; 25 of 50 are 1.3e14, exact in a float.
 _EXACT_UP_TO = 50
-# Normal quantiles of a two-sided 3 % and of a power of 80 %.
-_Z_ALPHA, _Z_POWER = 2.170090, 0.841621
+# Quantiles of the normal distribution: of the level, two-sided, and of a power of 80 %.
+_Z_ALPHA, _Z_POWER = (NormalDist().inv_cdf(level) for level in (1 - ALPHA / 2, 0.8))
 # What the rank test needs more samples than the t test on normal data: pi / 3.
 _RANK_PRICE = math.pi / 3
 # Student's two-sided 2.5 % by degrees of freedom: for samples too few for any rank test. Half of

@@ -16,9 +16,6 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import ranks_a_device
 from debubble.trace.format import Sidecar
 
-_HOURS_A_DAY = 24.0
-_W_PER_KW = 1000.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tariff:
@@ -49,12 +46,12 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     def worth_of(self, share: float) -> Worth:
         """Return what a share of all time is worth."""
-        hours = _HOURS_A_DAY * self.gpus * share
+        hours = 24 * self.gpus * share
         price, watts = self.price_per_gpu_hour, self.watts_per_gpu
         return Worth(
             gpu_hours_per_day=hours,
             money_per_day=None if price is None else hours * price,
-            kwh_per_day=None if watts is None else hours * watts / _W_PER_KW,
+            kwh_per_day=None if watts is None else hours * watts / 1000,
         )
 
     def worth_of_gain(self, gain: float) -> Worth | None:

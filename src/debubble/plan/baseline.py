@@ -390,7 +390,7 @@ def _memory_run(timeline: Timeline, source: Source, schedule: str | None) -> Mem
         for memory in memories
     ):
         return None
-    return memory_run(timeline, source.ranks[0].pipeline, _order(source, schedule))
+    return memory_run(timeline, source.ranks[0].pipeline, _order(source, schedule), source.split)
 
 
 def _order(source: Source, schedule: str) -> Order:

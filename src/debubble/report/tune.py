@@ -317,15 +317,11 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
 
 
 def _found(made: Improvement) -> str:
-    """Say what `find` says of the stage that takes longest, else what the medians say of it."""
-    found, (stage, times) = answer_find(made.before), made.longest
-    said = (
-        f"stage {stage} takes {times:.1f} times as long as the others, by the medians of its passes"
-    )
-    for named in found.named:
-        if named.cause == Cause.IMBALANCE and named.stage == stage:
-            said = named.sentence
-    return f"{found.verdict} {said[:1].upper()}{said[1:]}."
+    """Say what `find` says of an uneven split; else of what it names first."""
+    found = answer_find(made.before)
+    named = sorted(found.named, key=lambda cause: cause.cause != Cause.IMBALANCE)
+    said = [f"{cause.sentence[:1].upper()}{cause.sentence[1:]}." for cause in named[:1]]
+    return " ".join([found.verdict, *said])
 
 
 def _shown(name: str, value: float) -> str:

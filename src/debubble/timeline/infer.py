@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,7 @@ from debubble.timeline.clock import (
     shift_transfers,
 )
 from debubble.timeline.doubts import doubt_messages, doubt_passes
+from debubble.timeline.layers import StagePasses, count_layers, recomputed_share
 from debubble.timeline.lines import (
     line_of,
     passes_of,
@@ -43,12 +45,6 @@ from debubble.timeline.meetings import (
     join_meetings,
     meet,
 )
-from debubble.timeline.memory import (
-    StagePasses,
-    count_layers,
-    count_served_layers,
-    recomputed_share,
-)
 from debubble.timeline.model import (
     UNKNOWN,
     Meetings,
@@ -59,7 +55,7 @@ from debubble.timeline.model import (
     Transfers,
     divide,
     join_columns,
-    read_shape,
+    read_shapes,
 )
 from debubble.timeline.passes import (
     Assignment,
@@ -457,7 +453,7 @@ def _draw_pipeline(
         lines.append(replace(line, meetings=meetings.where(meetings.rank == rank.rank)))
         passes.append(ran)
         seen += stage_passes_of(rank, assignment, position, numbers, shown)
-    layers = count_layers(seen) if shown is None else count_served_layers(seen)
+    layers = count_layers(seen, tuple(numbers))
     again, divided = recomputed_share(seen), _divide(chain, ranks)
     shares = {one.stage: one.weight_share for one in seen if one.weight_share is not None}
     for row, line in enumerate(lines):
@@ -532,5 +528,4 @@ def _divide(chain: Chain, ranks: Sequence[RankRecord]) -> Parallelism:
         found = replace(found, framework=turns.engine)
     operators = first.trace.operators
     shapes = operators.shape[(operators.operation == Operation.SEND) & (operators.shape >= 0)]
-    usual = first.trace.names[int(np.bincount(shapes).argmax())] if len(shapes) else ""
-    return read_shape(found, usual)
+    return read_shapes(found, Counter(first.trace.names[shape] for shape in shapes.tolist()))

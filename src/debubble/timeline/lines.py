@@ -7,13 +7,15 @@ pass is taken out of it first: a gather of parameters or a batch's copy is launc
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from debubble.timeline.bubble import find_outside
+from debubble.timeline.layers import PassKernels, StagePasses, weight_share
 from debubble.timeline.meetings import crossing_work
-from debubble.timeline.memory import PassKernels, StagePasses, measure_memory, weight_share
+from debubble.timeline.memory import measure_memory
 from debubble.timeline.model import (
     I64,
     UNKNOWN,
@@ -63,6 +65,8 @@ _SIDE = (
 _BESIDE = "kernels_of_other_streams"
 # Collectives of no name that are in so few microbatches of so many are gradients' or parameters'.
 _FEW, _ENOUGH = 0.5, 4
+# Passes that follow each other may share an edge; those that run at once share nearly all.
+_INTERLEAVED = 0.5
 
 
 def without_bystanders(
@@ -112,6 +116,8 @@ def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns
     np.minimum.at(starts, group, start)
     np.maximum.at(ends, group, end)
     np.minimum.at(issued, group, rank.work.issued_ns[kept])
+    busy = _busy_of_groups(start, end, group, len(step))
+    starts, ends = lay_one_after_the_other(starts, ends, busy)
     return Passes(
         rank=np.full(len(step), rank.rank, dtype=np.int32),
         stage=stage.astype(np.int32),
@@ -121,11 +127,29 @@ def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns
         issued_ns=issued,
         start_ns=starts,
         end_ns=ends,
-        busy_ns=_busy_of_groups(start, end, group, len(step)),
+        busy_ns=busy,
     ).shifted(offset_ns)
 
 
-# What some ranks tell and others do not.
+def lay_one_after_the_other(start: I64, end: I64, busy: I64) -> tuple[I64, I64]:
+    """Lay passes that ran interleaved one after the other, each as long as its share of compute.
+
+    DualPipeV runs a forward and a backward pass at once, from two threads, on one stream:
+
+        F   ├ f  f f   f f ┤           ├──────┤
+        B   ├  bb bbb bb  b┤     →            ├───────────┤
+    """
+    start, end = start.copy(), end.copy()
+    order = np.lexsort((-end, start))
+    for first, second in pairwise(order.tolist()):
+        over = min(end[first], end[second]) - start[second]
+        if over > _INTERLEAVED * (end[second] - start[second]):
+            until = max(end[first], end[second])
+            share = busy[first] / max(busy[first] + busy[second], 1)
+            border = start[first] + round(share * (until - start[first]))
+            end[first] = start[second] = border
+            end[second] = until
+    return start, end
 
 
 def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:
@@ -263,12 +287,13 @@ def stage_passes_of(
         rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
         names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
         start, end = rank.work.start_ns[rows], rank.work.end_ns[rows]
+        share = weight_share(names, end - start) if kind == PassKind.B else None
         kernels = PassKernels(
             name=np.array([numbers.setdefault(n, len(numbers)) for n in names], dtype=np.int32),
             start_ns=start,
             end_ns=end,
         )
-        return kernels, weight_share(names, end - start) if kind == PassKind.B else None
+        return kernels, share
 
     found = []
     for stage in np.unique(assignment.stage[assignment.kind == PassKind.F]).tolist():

@@ -132,18 +132,25 @@ def divide(groups: Iterable[Group]) -> Parallelism:
     return Parallelism(framework=framework, **found)
 
 
-def read_shape(parallelism: Parallelism, shape: str) -> Parallelism:
-    """Tell samples and tokens by a message: Megatron writes [tokens, samples, width], others not.
+def read_shapes(parallelism: Parallelism, shapes: Mapping[str, int]) -> Parallelism:
+    """Tell samples and tokens by messages, counted by shape: Megatron writes [tokens, samples,
+    width], others samples first. Of tokens that differ, the mean; each rank of a context-parallel
+    group holds a part of a sample.
 
     Where nobody's framework is known, neither is which of the two comes first.
-    """
-    sizes = [int(size) for size in shape.split("x")] if shape else []
-    if len(sizes) != _DIMENSIONS or parallelism.framework is None:
+    """  # noqa: D205 (one sentence)
+    read = {tuple(map(int, shape.split("x"))): count for shape, count in shapes.items()}
+    tensors = {sizes: count for sizes, count in read.items() if len(sizes) == _DIMENSIONS}
+    if not tensors or parallelism.framework is None:
         return parallelism
-    first, second, _ = sizes
-    if parallelism.framework == "megatron":
-        return replace(parallelism, microbatch_size=second, sequence=first)
-    return replace(parallelism, microbatch_size=first, sequence=second)
+    tokens_at = 0 if parallelism.framework == "megatron" else 1
+    tokens = sum(sizes[tokens_at] * count for sizes, count in tensors.items())
+    usual = max(tensors, key=lambda sizes: tensors[sizes])
+    return replace(
+        parallelism,
+        microbatch_size=usual[1 - tokens_at],
+        sequence=round(tokens / sum(tensors.values())) * (parallelism.context or 1),
+    )
 
 
 I64 = NDArray[np.int64]

@@ -37,6 +37,7 @@ from debubble.timeline.work import (
     host_ranges,
     names_like,
     tell_waits,
+    without_reading,
 )
 from debubble.trace.columns import STEP, MemoryDevice, RankTrace
 from debubble.units import show_ranks
@@ -134,6 +135,7 @@ class RankRecord:
 
 def record_rank(trace: RankTrace, work: Work, steps: Steps) -> RankRecord:
     """List what a rank did, and in which step."""
+    work = without_reading(work, trace)
     messages = tell_waits(find_messages(trace), work, find_waits(trace))
     return RankRecord(
         trace=trace,

@@ -56,6 +56,9 @@ _WHOLE_DEVICE = re.compile(r"DeviceSynchronize")
 # A launch takes 5 to 30 us. Where a stage of five layers ran a hundred milliseconds behind its host
 # (torchtitan, recorded), launches took 300 to 1,400 us, the device's pace.
 _LONG_LAUNCH_NS = 200_000
+# A message of so few integers holds sizes: no tensor has more dimensions, and tokens are more.
+_MOST_SIZES = 8
+_INTEGERS = frozenset({"long", "int", "short", "int64", "int32", "int16"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +255,7 @@ def find_messages(trace: RankTrace) -> Messages:
     is_send = operators.operation[rows] == Operation.SEND
     queue = np.full(len(rows), UNKNOWN, dtype=np.int32)
     queue[carried] = kernels.stream[kernel[carried]]
-    return Messages(
+    messages = Messages(
         issued_ns=operators.start_ns[rows],
         peer=operators.peer[rows],
         is_send=is_send,
@@ -265,6 +268,44 @@ def find_messages(trace: RankTrace) -> Messages:
         timed=carried | (not carried.any()),
         waited_ns=np.full(len(rows), NEVER_WAITED_NS),
     )
+    sizes, tensors = _sizes_ahead(trace)
+    first, of = np.searchsorted(rows, sizes), np.searchsorted(rows, tensors)
+    messages.issued_ns[of], messages.start_ns[of] = messages.issued_ns[first], start[first]
+    kept = np.ones(len(rows), dtype=bool)
+    kept[first] = False
+    order = np.argsort(messages.issued_ns, kind="stable")
+    return messages.where(order[kept[order]])
+
+
+def _sizes_ahead(trace: RankTrace) -> tuple[I64, I64]:
+    """Return operators that send or receive the sizes of a tensor, and those of the tensor itself.
+
+    Where microbatches differ in length, Megatron's ranks tell each other how much will come, and
+    wait there. Both are one message, from the first begin to the last end:
+
+        rank 1    receive 3 sizes ………| host reads them |receive 512 x 1 x 4096|
+    """
+    operators = trace.operators
+    integers = np.array([name.lower() in _INTEGERS for name in trace.names] or [False])
+    few = (operators.elements > 0) & (operators.elements <= _MOST_SIZES) & (operators.dtype >= 0)
+    sizes = few & integers[operators.dtype]
+    found = [np.zeros((2, 0), dtype=np.int64)]
+    for operation in (Operation.SEND, Operation.RECEIVE) if sizes.any() else ():
+        for peer in np.unique(operators.peer[operators.operation == operation]).tolist():
+            rows = np.flatnonzero((operators.operation == operation) & (operators.peer == peer))
+            ahead = np.flatnonzero(sizes[rows][:-1] & ~sizes[rows][1:])
+            found.append(np.stack((rows[ahead], rows[ahead + 1])))
+    first, second = np.concatenate(found, axis=1)
+    return first, second
+
+
+def without_reading(work: Work, trace: RankTrace) -> Work:
+    """Leave out what a host launches between the sizes of a tensor and the tensor: to read them."""
+    starts = trace.operators.start_ns
+    sizes, tensors = _sizes_ahead(trace)
+    reading = union_of(starts[sizes], starts[tensors])
+    row = np.searchsorted(reading.start_ns, work.issued_ns, side="right") - 1
+    return work.where((row < 0) | (work.issued_ns >= np.append(reading.end_ns, 0)[row]))
 
 
 def _find_exchanges(kernel: I32, peer: I32, is_send: Flags) -> Flags:
@@ -364,7 +405,7 @@ def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
 def find_synchronisations(trace: RankTrace) -> Synchronisations:
     """List the calls that kept the host until work of its device was done."""
     launches = trace.launches
-    rows = np.flatnonzero(names_like(trace, _SYNCHRONISES)[launches.name])
+    rows = np.flatnonzero(_keeps_host(trace))
     start = launches.start_ns[rows]
     return Synchronisations(
         start_ns=start,
@@ -373,11 +414,27 @@ def find_synchronisations(trace: RankTrace) -> Synchronisations:
     )
 
 
+def _keeps_host(trace: RankTrace) -> Flags:
+    """Tell which calls return when the device is done: those that wait, and copies that block.
+
+    A copy to pageable memory is called asynchronous, and returns when it has ended: a host that
+    reads how many tokens went to each expert stands there as in a synchronisation.
+    """
+    launches, kernels = trace.launches, trace.kernels
+    keeps: Flags = names_like(trace, _SYNCHRONISES)[launches.name]
+    copies = np.flatnonzero((kernels.kind == KernelKind.COPY) & (kernels.launch >= 0))
+    call = kernels.launch[copies]
+    returned_ns = launches.start_ns[call] + launches.duration_ns[call]
+    ended_ns = kernels.start_ns[copies] + kernels.duration_ns[copies]
+    keeps[call[returned_ns >= ended_ns]] = True
+    return keeps
+
+
 def held_up_of(trace: RankTrace) -> Intervals:
     """Return when launches waited for room in the device's queue, which holds about a thousand."""
     launches = trace.launches
-    waits = names_like(trace, _SYNCHRONISES)[launches.name]
-    return spans_of(launches, (launches.duration_ns > _LONG_LAUNCH_NS) & ~waits)
+    long = launches.duration_ns > _LONG_LAUNCH_NS
+    return spans_of(launches, long & ~_keeps_host(trace))
 
 
 def synchronised_of(work: Work, calls: Synchronisations) -> Intervals:

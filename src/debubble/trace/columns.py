@@ -26,6 +26,8 @@ U8 = NDArray[np.uint8]
 UNKNOWN = -1
 # Ten times the largest clusters there are: ranks beyond are damage, and all missing ones are named.
 MOST_RANKS = 2**20
+# The year 2096. A base and a start of so much, and a duration of a quarter, stay inside 64 bits.
+LAST_NS = 4 * 10**18
 
 
 class KernelKind(IntEnum):

@@ -51,11 +51,7 @@ from debubble.trace.format import (
 )
 from debubble.trace.laws import hold_to_laws
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
-from debubble.units import counted, show_ranks
-
-# Thousands of names make no message clearer.
-_FILES_SHOWN = 20
-_PLACES_SHOWN = 4
+from debubble.units import counted, show_first, show_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,11 +272,10 @@ def warn_of_unread(places: Sequence[str], found: RunFiles) -> RunFiles:
     unread = [place for place, files in below.items() if files & others and not files & read]
     if not unread:
         return found
-    more = ", …" if len(unread) > _PLACES_SHOWN else ""
     warning = Gap(
         code=Code.SEVERAL_RUNS,
         message=f"several captures were named, and one is read: {found.capture.name}; "
-        f"not read: {', '.join(unread[:_PLACES_SHOWN])}{more}",
+        f"not read: {show_first(unread)}",
         hint="give the traces of one run, or choose with --capture NAME; "
         "`debubble compare` holds two runs against each other",
     )
@@ -440,8 +435,7 @@ def _duplicate(rank: int, files: Sequence[str]) -> Gap:
     return Gap(
         code=Code.DUPLICATE_RANK,
         message=f"{counted(len(files), 'file')} of the same rank, none of them read: "
-        + ", ".join(files[:_FILES_SHOWN])
-        + (", …" if len(files) > _FILES_SHOWN else ""),
+        + show_first(files),
         hint="keep one of them, or give the files one by one",
         file=files[0],
         rank=rank,

@@ -12,10 +12,7 @@ import os
 import re
 import stat
 import tempfile
-import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, TypeVar, cast
@@ -31,8 +28,8 @@ _GZIP_WINDOW = 31
 # Large enough that a call of numpy costs nothing beside its work, small enough for the cache: half
 # or twice as much is slower by a tenth (benchmarks/read.py).
 PIECE_BYTES = 1_500_000
-_READ_BYTES = 128 * 1024
-_BITE_BYTES = 64
+# Of a damaged file so much is lost with what is damaged: a failing call returns none of its input.
+_READ_BYTES = 16 * 1024
 
 # Each gzip member costs some 20 us, however small. Those of `bgzip` hold 64 KiB.
 _MANY_MEMBERS = 10_000
@@ -47,14 +44,11 @@ RATIO_APPLIES_FROM_BYTES = 16 * 1024 * 1024
 _FIRST_BYTES = 128 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
 
-# Before it is asked for again. File systems try several times by themselves, each time.
-_PAUSES_S = (0.5, 2.0, 5.0)
-
 # Requests at once, where each takes tens of milliseconds and next to no work.
 _REQUESTS = 16
 
-# What is another word whenever an object is another one, as far as its store tells.
-_SIGNS = ("size", "ETag", "etag", "generation", "LastModified", "mtime", "created")
+# What is held whole, once as it lies there and once as it is read; tables take more, and less fits.
+HELD_BYTES = 2 * 1024**3
 
 _GLOB_SIGNS = frozenset("*?[")
 _EXTENSIONS = re.compile(
@@ -85,17 +79,13 @@ class Limits:
             )
         if inflated > max(RATIO_APPLIES_FROM_BYTES, self.ratio * packed):
             raise TraceTooLarge(
-                f"inflates more than {self.ratio:.0f} times: a gzip bomb, not a trace",
+                f"inflates more than {self.ratio:.0f} times: a bomb, not a trace",
                 hint="if the file is what you think it is, say how large with --max-inflated",
                 file=file,
             )
 
 
 DEFAULT_LIMITS = Limits()
-
-
-class SourceChanged(OSError):
-    """The object is another one than it was when reading began."""
 
 
 class Source:
@@ -128,14 +118,14 @@ class Source:
                 piece = self._read(stream, PIECE_BYTES)
 
     def prefix(self, size: int) -> bytes:
-        """Return the first inflated bytes, at least `size` of them if there are so many."""
+        """Return the first inflated bytes, `size` of them if there are so many."""
         taken, length = [], 0
         for piece in self.pieces(size):
             taken.append(piece)
             length += len(piece)
             if length >= size:
                 break
-        return b"".join(taken)
+        return b"".join(taken)[:size]
 
     def _inflate(self, stream: BinaryIO, first: bytes, least: int) -> Iterator[bytes]:
         """Inflate member after member; small ones are joined, so that pieces are never tiny."""
@@ -158,7 +148,6 @@ class Source:
             try:
                 piece = inflater.decompress(packed, PIECE_BYTES)
             except _DAMAGED as error:
-                yield from self._salvage()
                 self.damage = f"damaged gzip data ({error})"
                 return
             self.inflated_bytes += len(piece)
@@ -179,29 +168,6 @@ class Source:
                 inflater = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
             packed = packed or self._read(stream, _READ_BYTES)
         self.damage = "truncated gzip data"
-
-    def _salvage(self) -> Iterator[bytes]:
-        """Yield what lies between the last piece and the damage.
-
-        A failing call of isal returns nothing of its input. zlib, fed in small bites, comes closer.
-        """
-        known = self.inflated_bytes
-        reached = 0
-        inflater = zlib.decompressobj(wbits=_GZIP_WINDOW)
-        with closing(open_binary(self.file)) as stream:
-            while bite := inflater.unconsumed_tail or self._read(stream, _BITE_BYTES):
-                try:
-                    piece = inflater.decompress(bite, PIECE_BYTES)
-                except zlib.error:
-                    return
-                fresh = piece[max(0, known - reached) :]
-                reached += len(piece)
-                self.inflated_bytes = max(known, reached)
-                self.limits.check(self.inflated_bytes, self.compressed_bytes, self.file)
-                if fresh:
-                    yield fresh
-                if inflater.eof:
-                    return
 
     def _read(self, stream: BinaryIO, size: int) -> bytes:
         try:
@@ -282,9 +248,7 @@ def local_copy(file: str, limits: Limits = DEFAULT_LIMITS) -> Iterator[str]:
 def _unreadable(file: str, error: Exception) -> TraceError:
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     hint = "check the path and its permissions"
-    if isinstance(error, SourceChanged):
-        hint = "read it again when it is written to no more"
-    elif isinstance(error, ImportError) or is_url(file):
+    if isinstance(error, ImportError) or is_url(file):
         hint = _what_to_do(error)
     return TraceError(f"cannot be read: {reason}", hint=hint, file=file)
 
@@ -297,23 +261,25 @@ def _what_to_do(error: Exception) -> str:
 
 
 class RemoteStream:
-    """An object, fetched in ranges; a range that breaks is asked for again.
+    """An object, fetched in ranges that grow; one that breaks is asked for again by fsspec.
 
     `read` hands out at most what was asked for, and less where a range ends.
     """
 
     def __init__(self, url: str) -> None:
-        self._system, self._path = locate(url)
-        self._at = 0
+        system, path = locate(url)
+        with plain_errors():
+            system.invalidate_cache(path)  # it may have been written to since it was listed
+            self._stream = system.open(path, "rb", cache_type="none")
         self._ready = memoryview(b"")
         self._asks_bytes = _FIRST_BYTES
-        with plain_errors():
-            self._open()
 
     def read(self, size: int) -> bytes:
         """Return the next bytes; none at the end."""
         if not self._ready:
-            self._ready = memoryview(self._fetch())
+            with plain_errors():
+                self._ready = memoryview(self._stream.read(self._asks_bytes))
+            self._asks_bytes = min(2 * self._asks_bytes, _MOST_BYTES)
         piece = self._ready[:size]
         self._ready = self._ready[size:]
         return bytes(piece)
@@ -322,45 +288,6 @@ class RemoteStream:
         """Let go of the connection."""
         with suppress(Exception):
             self._stream.close()
-
-    def _open(self) -> None:
-        self._stream = self._system.open(self._path, "rb", cache_type="none")
-        details = getattr(self._stream, "details", None) or self._system.info(self._path)
-        self._identity = tuple(str(details.get(sign)) for sign in _SIGNS)
-        self._size = details.get("size")
-
-    def _fetch(self) -> bytes:
-        failure: Exception | None = None
-        for pause_s in (0.0, *_PAUSES_S):
-            try:
-                with plain_errors():
-                    if failure is not None:
-                        time.sleep(pause_s)
-                        self._reopen()
-                    return self._fetch_once()
-            except (FileNotFoundError, PermissionError, SourceChanged):
-                raise
-            except (OSError, ValueError) as error:
-                failure = error
-        raise OSError(f"broke off after {self._at} bytes, again and again ({failure})") from failure
-
-    def _fetch_once(self) -> bytes:
-        data: bytes = self._stream.read(self._asks_bytes)
-        if not data and self._size is not None and self._at < self._size:
-            raise OSError(f"ended after {self._at} of {self._size} bytes")
-        self._at += len(data)
-        self._asks_bytes = min(2 * self._asks_bytes, _MOST_BYTES)
-        return data
-
-    def _reopen(self) -> None:
-        """Open the object where reading stopped, if it still is the same one."""
-        self.close()
-        before = self._identity
-        self._system.invalidate_cache()
-        self._open()
-        if self._at and self._identity != before:
-            raise SourceChanged("it was written to while it was read")
-        self._stream.seek(self._at)
 
 
 @contextmanager
@@ -407,6 +334,8 @@ def each(
     if not far:
         yield from map(function, items)
         return
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 (slow to load)
+
     with ThreadPoolExecutor(_REQUESTS) as threads:
         yield from threads.map(function, items)
 

@@ -38,15 +38,14 @@ RENDEZVOUS, WORKLOAD = ".rendezvous", ".workload.json"
 class Workload(demo.Workload):
     """A pipeline of the demo, and what is planted in it.
 
-    `layer_scale` stretches single layers. `replicas` runs as many pipelines side by side and adds
-    up their gradients; `reduce_kib` makes every forward pass of a stage end in an all-reduce of
-    that size between them, as tensor parallelism does; `replica_scale` stretches all layers of
-    single replicas. With `in_flight` the ranks are a server: a step is one batch, and the first
-    rank starts a new one whenever fewer than so many are unanswered. Without `mark_steps` the
-    profiler is told nothing of steps, as in a serving engine.
+    `replicas` runs as many pipelines side by side and adds up their gradients; `reduce_kib` makes
+    every forward pass of a stage end in an all-reduce of that size between them, as tensor
+    parallelism does; `replica_scale` stretches all layers of single replicas. With `in_flight` the
+    ranks are a server: a step is one batch, and the first rank starts a new one whenever fewer than
+    so many are unanswered. Without `mark_steps` the profiler is told nothing of steps, as in a
+    serving engine.
     """
 
-    layer_scale: tuple[float, ...] | None = None
     warmup: int = 2
     replicas: int = 1
     reduce_kib: int = 0
@@ -85,17 +84,6 @@ class Workload(demo.Workload):
         return replace(
             self, forward_ms=self.forward_ms * scale, backward_ms=self.backward_ms * scale
         )
-
-    def forward_ns(self, layer: int) -> int:
-        """Return how long the forward pass of a layer takes."""
-        return round(self.forward_ms * self._scale(layer) * demo.NS_PER_MS)
-
-    def backward_ns(self, layer: int) -> int:
-        """Return how long the full backward pass of a layer takes: input and weight gradient."""
-        return round(self.backward_ms * self._scale(layer) * demo.NS_PER_MS)
-
-    def _scale(self, layer: int) -> float:
-        return 1.0 if self.layer_scale is None else self.layer_scale[layer]
 
 
 Kind = Literal["F", "B", "I", "W"]
@@ -163,8 +151,8 @@ class Recorder:
     """Collects passes and calls as they happen, and hands them out step by step."""
 
     def __init__(self) -> None:
-        self._passes: list[TruePass] = []
-        self._calls: list[TrueCall] = []
+        self.passes: list[TruePass] = []
+        self.calls: list[TrueCall] = []
         self._running: tuple[Kind, int, int] | None = None
 
     @contextmanager
@@ -176,7 +164,7 @@ class Recorder:
             yield
         finally:
             self._running = None
-        self._passes.append(
+        self.passes.append(
             TruePass(
                 kind=kind,
                 stage=stage,
@@ -191,7 +179,7 @@ class Recorder:
         if self._running is None:
             return
         kind, stage, microbatch = self._running
-        self._calls.append(
+        self.calls.append(
             TrueCall(
                 kind=kind,
                 part=part,
@@ -201,22 +189,6 @@ class Recorder:
                 start_ns=start_ns,
                 end_ns=end_ns,
             )
-        )
-
-    def end_step(
-        self, *, step: int, phase: Phase, start_ns: int, end_ns: int, loss: float | None
-    ) -> TrueStep:
-        """Return what was recorded since the last step, and forget it."""
-        passes, self._passes = tuple(self._passes), []
-        calls, self._calls = tuple(self._calls), []
-        return TrueStep(
-            step=step,
-            phase=phase,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            loss=loss,
-            passes=passes,
-            calls=calls,
         )
 
 
@@ -328,13 +300,20 @@ def run_steps(pipeline: RecordedRank | Server, trace: Path) -> tuple[TrueStep, .
     steps: list[TrueStep] = []
 
     def run(phase: Phase) -> None:
-        start_ns = time.time_ns()
+        recorder, start_ns = pipeline.recorder, time.time_ns()
         loss = pipeline.run_step(len(steps))
         steps.append(
-            pipeline.recorder.end_step(
-                step=len(steps), phase=phase, start_ns=start_ns, end_ns=time.time_ns(), loss=loss
+            TrueStep(
+                step=len(steps),
+                phase=phase,
+                start_ns=start_ns,
+                end_ns=time.time_ns(),
+                loss=loss,
+                passes=tuple(recorder.passes),
+                calls=tuple(recorder.calls),
             )
         )
+        recorder.passes, recorder.calls = [], []
 
     for _ in range(workload.warmup):
         run("unprofiled")

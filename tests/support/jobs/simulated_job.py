@@ -19,14 +19,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from support.simulator import written_traces
 from support.simulator.devices import Play
 from support.simulator.host_programs import Setup
-from support.simulator.written_traces import Writing, write_run
+from support.simulator.written_traces import ELEMENTS, STATIC_BYTES, Writing, write_run
 
 RANKS = 4
 STEPS = 4
 LAYERS_OF_A_UNIT = 4
+# Of a job that holds its batch: with more microbatches each is as much smaller.
+USUAL_COUNT = 4
 
 
 def main(words=None, environment=os.environ):
@@ -51,12 +52,16 @@ def main(words=None, environment=os.environ):
         with said.log.open("a") as log:
             log.write(f"{said.split} {said.microbatches} {said.schedule} {said.overlap}\n")
     time.sleep(said.seconds)
-    misbehaves = said.do and said.microbatches >= said.at
-    bloated = misbehaves and said.do == "bloat"
-    if misbehaves:
-        misbehave(said)
-    layers = [int(part) for part in said.split.split(",")]
+    written = {}
     pace = 1 + said.drift * run
+    if said.do and said.microbatches >= said.at:
+        misbehave(said)
+        if said.do == "bloat":
+            written["static_bytes"] = 2 * STATIC_BYTES
+        if said.do == "hold-batch":
+            pace *= USUAL_COUNT / said.microbatches
+            written["elements"] = ELEMENTS * USUAL_COUNT // said.microbatches
+    layers = [int(part) for part in said.split.split(",")]
     setup = Setup(
         schedule=said.schedule,
         ranks=RANKS,
@@ -71,7 +76,10 @@ def main(words=None, environment=os.environ):
         seed=run,
     )
     out = Path(json.loads(environment["DEBUBBLE_CAPTURE"])["out"])
-    leave(setup, out / "20260101-000000-step000000011", bloated=bloated)
+    out = out / "20260101-000000-step000000011"
+    out.mkdir(parents=True)
+    for name, packed in traces_of(setup, **written):
+        (out / f"{name}.gz").write_bytes(packed)
 
 
 def misbehave(said):
@@ -93,24 +101,13 @@ def misbehave(said):
         said.microbatches = said.at - 1
 
 
-def leave(setup, out, *, bloated):
-    out.mkdir(parents=True)
-    for name, packed in traces_of(setup, bloated=bloated):
-        (out / f"{name}.gz").write_bytes(packed)
-
-
 @cache
-def traces_of(setup, *, bloated):
+def traces_of(setup, **written):
     """Return the traces of a setting, packed; tests in one process ask for the same few."""
-    usual = written_traces.STATIC_BYTES
-    written_traces.STATIC_BYTES = usual * 2 if bloated else usual
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            write_run(Play(setup), Path(folder), Writing(labels="runtime"))
-            traces = sorted(Path(folder).iterdir())
-            return [(trace.name, gzip.compress(trace.read_bytes(), 1)) for trace in traces]
-    finally:
-        written_traces.STATIC_BYTES = usual
+    with tempfile.TemporaryDirectory() as folder:
+        write_run(Play(setup), Path(folder), Writing(labels="runtime", **written))
+        traces = sorted(Path(folder).iterdir())
+        return [(trace.name, gzip.compress(trace.read_bytes(), 1)) for trace in traces]
 
 
 if __name__ == "__main__":

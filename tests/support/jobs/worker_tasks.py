@@ -106,11 +106,3 @@ def wait_for_sign(file):
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def wait_until(is_true, *, seconds=180.0):
-    """Look again and again; a machine may be as slow as it likes up to a bound."""
-    deadline = time.monotonic() + seconds
-    while not is_true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

@@ -8,15 +8,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from itertools import count
 from pathlib import Path
 
 import pytest
+from support.processes import wait_until
 from support.requirements import lack_program, need_package
 
-# A guard against hanging, far above what a busy machine needs.
-PATIENCE_S = 60
 NUMBERS = count()
 
 
@@ -64,7 +62,7 @@ def postgres():
     )
     try:
         where = {"host": str(place), "user": "debubble", "dbname": "postgres"}
-        wait_for(psycopg, where, server)
+        wait_until(lambda: answers(psycopg, where, server))
         yield where
     finally:
         server.send_signal(signal.SIGQUIT)  # at once: nothing of it is needed again
@@ -72,17 +70,13 @@ def postgres():
         shutil.rmtree(place)
 
 
-def wait_for(psycopg, where, server):
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            psycopg.connect(**where).close()
-        except psycopg.OperationalError:
-            assert server.poll() is None, "the server died"
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.05)
-        else:
-            return
+def answers(psycopg, where, server):
+    assert server.poll() is None, "the server died"
+    try:
+        psycopg.connect(**where).close()
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 @pytest.fixture

@@ -12,15 +12,13 @@ import sys
 import threading
 import time
 
+from support.processes import PATIENCE_S, wait_until
 from support.traces.recordings import H200
 
 from debubble.annexes.watch.analyse import Finding, Outcome, PlannedChange
 from debubble.annexes.watch.journal import CaptureRow
 from debubble.annexes.watch.views import capture_view
 from debubble.measure.measurement import Measurement
-
-# A guard against hanging, far above what a busy machine needs.
-PATIENCE_S = 120
 
 
 def write_config(folder, *, sources="", more="", store=None):
@@ -102,11 +100,8 @@ class Watching:
 
     def ask_until(self, path, is_wanted):
         """Ask for data until it is as wanted: what is shown is a second old at most."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not is_wanted(found := self.data(path)):
-            assert time.monotonic() < deadline, found
-            time.sleep(0.1)
-        return found
+        wait_until(lambda: is_wanted(self.data(path)), f"{path} is not as wanted")
+        return self.data(path)
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)

@@ -68,6 +68,10 @@ class Writing:
     reduces: str = "allreduce"
     marks: bool = True
     """`ProfilerStep#3` around each step."""
+    elements: int = ELEMENTS
+    """Of each message."""
+    static_bytes: int = STATIC_BYTES
+    """What a rank holds however many microbatches are in flight."""
 
 
 class RankWriter:
@@ -134,7 +138,7 @@ class RankWriter:
             self.in_flight += change
             yield memory(
                 ts=self.clock.us(block.end_ns),
-                allocated=STATIC_BYTES + self.in_flight * MICROBATCH_BYTES,
+                allocated=self.writing.static_bytes + self.in_flight * MICROBATCH_BYTES,
                 change=change * MICROBATCH_BYTES,
             )
 
@@ -207,7 +211,7 @@ class RankWriter:
             ts=at + 10,
             dur=30,
             **{
-                "In msg nelems": 1 if message.what[0] == "token" else ELEMENTS,
+                "In msg nelems": 1 if message.what[0] == "token" else self.writing.elements,
                 "Process Group Name": name,
                 "Process Group Ranks": str(list(group)),
                 ("Dst Rank" if sends else "Src Rank"): peer,

@@ -18,6 +18,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from debubble.annexes.demo.workload import SCHEDULES, Workload
 from debubble.errors import DemoError
+from debubble.units import NS_PER_MS
 
 Part = Literal["forward", "input", "weight", "reduce"]
 
@@ -125,9 +126,10 @@ class TimedLayer(nn.Module):
     def __init__(self, workload: Workload, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.forward_ns = workload.forward_ns(layer)
-        self.input_ns = workload.backward_ns(layer) // 2
-        self.weight_ns = workload.backward_ns(layer) - self.input_ns
+        backward_ns = round(workload.backward_ms * NS_PER_MS)
+        self.forward_ns = round(workload.forward_ms * NS_PER_MS)
+        self.input_ns = backward_ns // 2
+        self.weight_ns = backward_ns - self.input_ns
         # Seeded by layer, so that every cut of the model holds the same weights.
         random = torch.Generator().manual_seed(layer)
         self.weight = nn.Parameter(

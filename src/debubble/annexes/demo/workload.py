@@ -9,10 +9,6 @@ from typing import Literal
 
 from debubble.errors import UsageError
 
-NS_PER_MS = 1_000_000
-
-# Below two ranks nothing is passed along, so there is no pipeline to show.
-LEAST_RANKS = 2
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -59,7 +55,8 @@ class Workload:
     steps: int = 2
 
     def __post_init__(self) -> None:
-        least = {"ranks": LEAST_RANKS, "microbatches": 1, "tokens": 1, "width": 1, "steps": 1}
+        # Below two ranks nothing is passed along, so there is no pipeline to show.
+        least = {"ranks": 2, "microbatches": 1, "tokens": 1, "width": 1, "steps": 1}
         for name, bound in least.items():
             size = getattr(self, name)
             if size < bound:
@@ -110,14 +107,6 @@ class Workload:
         """Return the layers of a stage, counted through the whole model."""
         first = sum(self.layers[:stage])
         return range(first, first + self.layers[stage])
-
-    def forward_ns(self, _layer: int) -> int:
-        """Return how long the forward pass of a layer takes."""
-        return round(self.forward_ms * NS_PER_MS)
-
-    def backward_ns(self, _layer: int) -> int:
-        """Return how long the full backward pass of a layer takes: input and weight gradient."""
-        return round(self.backward_ms * NS_PER_MS)
 
 
 def _check_layout(workload: Workload) -> None:

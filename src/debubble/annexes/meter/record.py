@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from debubble.capture.sidecar import uses_cuda
+from debubble.units import NS_PER_MS
 
 # A pass or a message: a step of 256 microbatches has some two thousand.
 MOST_ROWS = 20_000
@@ -30,7 +31,6 @@ MOST_STEPS = 256
 # Clocks of devices and hosts drift apart by some millionths: what a device was seen to be ahead of
 # its host is forgotten at this pace.
 _DRIFT = 2e-5
-_NS_PER_MS = 1e6
 
 OP, STAGE, MICROBATCH, START, END, BYTES, PEER, QUEUE = range(8)
 """The places of a row. Start and end are marks until the step is read, then ns since the epoch."""
@@ -166,10 +166,10 @@ class DeviceClock:
         if self._origin is not None:
             base = self._origin[1]
             if self._origin[0] is not begun:
-                base += self._origin[0].elapsed_time(begun) * _NS_PER_MS
+                base += self._origin[0].elapsed_time(begun) * NS_PER_MS
         try:
             passed = {
-                name: base + begun.elapsed_time(event) * _NS_PER_MS
+                name: base + begun.elapsed_time(event) * NS_PER_MS
                 for name, (_, event) in marks.items()
             }
         except RuntimeError:  # a mark of our own queue that is not passed yet

@@ -11,14 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from debubble.annexes.meter.settings import (
-    CAPTURE_EVERY_S,
-    DEFAULT_OUT,
-    KEPT_CAPTURES,
-    KEPT_SEGMENTS,
-    SEGMENT_STEPS,
-    Settings,
-)
+from debubble.annexes.meter.settings import USUAL, Settings
 from debubble.capture.hooks import Beat
 from debubble.capture.session import describe, say
 from debubble.capture.settings import read_order
@@ -30,12 +23,12 @@ if TYPE_CHECKING:
 
 def meter(  # noqa: PLR0913 (one argument a setting)
     *,
-    out: str | os.PathLike[str] = DEFAULT_OUT,
-    segment: int = SEGMENT_STEPS,
-    keep: int = KEPT_SEGMENTS,
+    out: str | os.PathLike[str] = USUAL.out,
+    segment: int = USUAL.segment,
+    keep: int = USUAL.keep,
     on_drift: bool = True,
-    captures: int = KEPT_CAPTURES,
-    every_s: float = CAPTURE_EVERY_S,
+    captures: int = USUAL.captures,
+    every_s: float = USUAL.every_s,
     port: int | None = None,
     logger: Any = None,
     tokens: int | None = None,

@@ -10,20 +10,10 @@ from typing import ClassVar
 from debubble.capture.settings import PROFILED_STEPS, JobSettings
 from debubble.errors import UsageError
 
-DEFAULT_OUT = Path("debubble-meter")
-# In that folder.
+# In the meter's folder.
 CAPTURES = "captures"
 # As captures are named: the job's start in UTC, and the first step.
 SEGMENT_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
-
-# A file a rank for so many steps: whoever reads them waits no longer than these take.
-SEGMENT_STEPS = 20
-# Some 70 KB a rank and segment: a few MB in all.
-KEPT_SEGMENTS = 50
-# Traces of six steps take megabytes a rank.
-KEPT_CAPTURES = 3
-# Whatever drifts, or whoever asks: a profiler that comes back more often is part of the problem.
-CAPTURE_EVERY_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,19 +22,20 @@ class Settings(JobSettings):
 
     variable: ClassVar[str] = "DEBUBBLE_METER"
     done: ClassVar[str] = "metered"
-    out: Path = DEFAULT_OUT
-    segment: int = SEGMENT_STEPS
-    """Steps of one file."""
-    keep: int = KEPT_SEGMENTS
-    """How many files of each rank stay."""
+    out: Path = Path("debubble-meter")
+    segment: int = 20
+    """Steps of one file of a rank: whoever reads them waits no longer than these take."""
+    keep: int = 50
+    """How many files of each rank stay: of some 70 KB each, a few MB in all."""
     on_drift: bool = True
     """Capture a few steps when a rank gets slower."""
     steps: int = PROFILED_STEPS
     """How many steps such a capture profiles."""
-    captures: int = KEPT_CAPTURES
-    """How many captures stay."""
-    every_s: float = CAPTURE_EVERY_S
-    """The least time between two of them."""
+    captures: int = 3
+    """How many captures stay: traces of six steps take megabytes a rank."""
+    every_s: float = 600.0
+    """The least time between two of them, whatever drifts, or whoever asks: a profiler that comes
+    back more often is part of the problem."""
     port: int | None = None
     """Of this machine alone: metrics, and requests for a capture; rank N of a host has port + N."""
     tokens: int | None = None
@@ -61,6 +52,10 @@ class Settings(JobSettings):
             raise UsageError(f"every_s is {self.every_s:g}", hint="give 0 or more")
         if self.port is not None and not 0 <= self.port <= 65535:
             raise UsageError(f"{self.port} is no port", hint="such as 9470")
+
+
+USUAL = Settings()
+"""What is not said."""
 
 
 def list_segments(out: Path) -> list[Path]:

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from debubble.analysis import Analysis
 from debubble.annexes.tune.prospects import predict_option
 from debubble.annexes.tune.setting import Setting
@@ -21,9 +19,7 @@ from debubble.annexes.tune.trial import (
     Bench,
     clear_trial,
     excess,
-    latencies_of,
     run_trial,
-    whole_steps,
 )
 from debubble.errors import Code, Gap, MachineBusy, TuneError
 from debubble.measure.compare import compare
@@ -39,11 +35,6 @@ from debubble.units import NS_PER_S, show_duration, show_percent, show_range
 _TIMEOUT_S = 180.0
 # What follows the first capture, against it: planning, and a batch that is longer.
 _REST_OVER_FIRST = 1.6
-# A stage that takes so much longer than the middle of the others stands out on any machine: the
-# noise of a pass is far less than half of it, and its median hardly moves.
-_STANDS_OUT = 1.5
-# Batches of one setting on a quiet machine are within a few percent of each other.
-_VARIES = 0.2
 _QUIETER = "close what else runs here, and try again"
 
 
@@ -59,8 +50,6 @@ class Improvement:
     compared: Comparison
     check: PredictionCheck
     """What was predicted of it, and what came."""
-    longest: tuple[int, float]
-    """The stage that takes longest, and how many times the middle of the others, by medians."""
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
@@ -120,12 +109,11 @@ def improve_once(
         most_microbatches=most_microbatches,
         allowed=Permissions(schedules=frozenset(), overlap=False, link=False, hold="microbatch"),
     )
-    longest = longest_stage(before)
     # Noise makes intervals wide; whether the option gains is seen when it is run.
     option = next(iter((*plan.recommended, *plan.to_try)), None)
     if option is None:
-        if _disturbed(before) or longest[1] > _STANDS_OUT:
-            raise _busy(f"stage {longest[0]} takes {longest[1]:.1f} times the others", before)
+        if excess(before) > STEADY:
+            raise _busy("nothing is predicted to gain", before)
         raise TuneError(
             "nothing is predicted to gain", hint="give it fewer microbatches to begin with"
         )
@@ -139,7 +127,8 @@ def improve_once(
         after.measurement,
         change=prediction.words,
     )
-    if compared.verdict is not Verdict.BETTER and (_disturbed(before) or _disturbed(after)):
+    busy = max(excess(before), excess(after)) > STEADY
+    if compared.verdict is not Verdict.BETTER and busy:
         raise _busy("what the change does cannot be told", before, after)
     return Improvement(
         before=before,
@@ -149,19 +138,16 @@ def improve_once(
         after=after,
         compared=compared,
         check=check_prediction(prediction, before.measurement, after.measurement),
-        longest=longest,
     )
-
-
-def _disturbed(reading: Analysis) -> bool:
-    batches = latencies_of(reading.measurement)
-    varies = bool(batches) and max(batches) - min(batches) > _VARIES * float(np.median(batches))
-    return varies or excess(reading) > STEADY
 
 
 def _busy(what: str, *readings: Analysis) -> MachineBusy:
     """Say that this machine was busy, with what was seen of it."""
-    times = [length for reading in readings for length in latencies_of(reading.measurement)]
+    times = [
+        length
+        for reading in readings
+        for length in reading.measurement.batch_latencies_s(reading.measurement.basis)
+    ]
     most = max(map(excess, readings))
     took = show_range([length * NS_PER_S for length in times], show_duration)
     return MachineBusy(
@@ -169,20 +155,3 @@ def _busy(what: str, *readings: Analysis) -> MachineBusy:
         f"batches {took}",
         hint=_QUIETER,
     )
-
-
-def longest_stage(reading: Analysis) -> tuple[int, float]:
-    """Return the stage whose passes take longest, and how many times the middle of the others.
-
-    By medians of each kind: single passes that something disturbed change nothing.
-    """
-    passes = whole_steps(reading)
-    took = (passes.end_ns - passes.start_ns).astype(np.float64)
-    stages: dict[int, float] = {}
-    for stage, kind in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T.tolist():
-        mine = (passes.stage == stage) & (passes.kind == kind)
-        stages[stage] = stages.get(stage, 0.0) + float(np.median(took[mine]))
-    longest = max(stages, key=lambda stage: stages[stage])
-    others = [length for stage, length in stages.items() if stage != longest]
-    middle = float(np.median(others)) if others else 0.0
-    return longest, stages[longest] / middle if middle else 1.0

@@ -15,13 +15,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 from debubble.analysis import Analysis
 from debubble.annexes.tune.journal import Expectation, Run
 from debubble.annexes.tune.loop import Budget, Next
 from debubble.annexes.tune.prospects import Prospect, Prospects, Scope, Standing, is_open
-from debubble.annexes.tune.setting import fill_words
+from debubble.annexes.tune.setting import Setting, fill_words
 from debubble.annexes.tune.trial import (
     LOG,
     Bench,
@@ -46,11 +45,8 @@ from debubble.measure.load_results import (
 )
 from debubble.plan.baseline import even_split
 from debubble.plan.server import ServerOption, plan_server, predict
-from debubble.plan.serving import ServingSetting
 from debubble.serving.model import ServerModel
 from debubble.serving.traffic import Traffic
-
-_Value = TypeVar("_Value")
 
 TRACES = "traces"
 """In the folder of a run: what its ranks did."""
@@ -61,7 +57,7 @@ _POLL_S = 0.2
 _READY_S = 1800.0
 # Long enough for some hundred batches, short enough for the file to be read; and as long before and
 # after, to see what the profiler costs.
-_CAPTURED_S, _AROUND_S = 2.0, 2.0
+_CAPTURED_S = 2.0
 # A load has come to its middle by then, whatever it does at its start.
 _MIDDLE_AT_MOST_S = 60.0
 # Of looks at a server now and then: below this, none waits for its turn.
@@ -231,7 +227,7 @@ def _capture(
 ) -> tuple[Analysis | None, str]:
     """Have the server profile itself while it is asked; what fails here spoils no measurement."""
     order = ServerOrder(
-        url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_AROUND_S
+        url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_CAPTURED_S
     )
     try:
         captured = capture_server(order)
@@ -242,9 +238,7 @@ def _capture(
         return None, f"not captured: {error}"
 
 
-def model_of(
-    now: ServingSetting, capture: Analysis | None, load: LoadResult | None
-) -> ServerModel | None:
+def model_of(now: Setting, capture: Analysis | None, load: LoadResult | None) -> ServerModel | None:
     """Return the captured server as it is replayed; None where that does not fit what ran.
 
     A queue before the batches is not replayed: where requests wait, more batches serve more.
@@ -275,42 +269,40 @@ def _traffic_of(load: LoadResult | None) -> Traffic | None:
     )
 
 
-def weigh(model: ServerModel, now: ServingSetting, other: ServingSetting) -> ServerOption | None:
+def weigh(model: ServerModel, now: Setting, other: Setting) -> ServerOption | None:
     """Say what another setting would do; None where the model has no part that it changes."""
-    if other.tokens_a_batch != now.tokens_a_batch or other.dynamic_chunks != now.dynamic_chunks:
+    changed = other.differing(now)
+    if "tokens_a_batch" in changed:
         return None
+    # What the command is not told of the server, its capture tells.
     as_is = model.setting
     return predict(
         model,
         replace(
             as_is,
-            in_flight=_new(other.in_flight, now.in_flight) or as_is.in_flight,
-            chunk=_new(other.chunk, now.chunk) or as_is.chunk,
-            layers=_new(other.layers, now.layers),
-            requests_a_batch=_new(other.requests_a_batch, now.requests_a_batch),
+            in_flight=changed.get("in_flight", as_is.in_flight),
+            chunk=changed.get("chunk", as_is.chunk),
+            layers=changed.get("layers"),
+            requests_a_batch=changed.get("requests_a_batch"),
         ),
     )
 
 
-def _new(value: _Value | None, before: _Value | None) -> _Value | None:
-    return None if value == before else value
-
-
-def planned(model: ServerModel, now: ServingSetting) -> list[ServingSetting]:
+def planned(model: ServerModel, now: Setting) -> list[Setting]:
     """Return what a plan of the server would try, of what it is told; the best first."""
-    return [
-        replace(
-            now,
-            in_flight=option.setting.in_flight if "in_flight" in option.kinds else now.in_flight,
-            chunk=option.setting.chunk if "chunk" in option.kinds else now.chunk,
-            layers=option.setting.layers if "split" in option.kinds else now.layers,
-        )
-        for option in plan_server(model)
-        if not option.refused
-    ]
+    knobs = (("in_flight", "in_flight"), ("chunk", "chunk"), ("split", "layers"))
+    settings = []
+    for option in plan_server(model):
+        wanted = {
+            knob: getattr(option.setting, knob) for kind, knob in knobs if kind in option.kinds
+        }
+        tellable = all(getattr(now, knob) is not None for knob in wanted)
+        if tellable and not option.refused:
+            settings.append(replace(now, **wanted))
+    return settings
 
 
-def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSetting]:
+def prospects(now: Setting, capture: Analysis | None) -> list[Setting]:
     """Return what may serve better than a setting, the most promising first.
 
     By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
@@ -321,9 +313,8 @@ def prospects(now: ServingSetting, capture: Analysis | None) -> list[ServingSett
     around = None if notes is None else notes.around
     none_wait = around is not None and around.requests_waiting == 0
     found = []
-    stages = now.stages
-    if now.layers is None and capture is not None:
-        stages = len(capture.pipeline.ranks)
+    stages = 1 if capture is None else len(capture.pipeline.ranks)
+    stages = stages if now.layers is None else len(now.layers)
     # With fewer batches than stages some stage has nothing to do, however the layers are cut.
     if now.in_flight is not None and now.in_flight < stages:
         found.append(replace(now, in_flight=2 * now.in_flight))
@@ -384,16 +375,15 @@ class ServerTrials:
         return Prospects(tries=tuple(tries), untellable=(), refused=())
 
     def _tries(self, standing: Standing, source: Run) -> Iterator[Prospect]:
-        capture, now = self._left_by(standing, source), source.setting.serving()
+        capture, now = self._left_by(standing, source), source.setting
         ahead = 1 + standing.gain_of(source.setting)
         folder = self.bench.folder_of(source.number)
         model = model_of(now, capture, read_result(folder / RESULTS, folder / LOAD_LOG))
         asked = [] if model is None else planned(model, now)
-        for serving in dict.fromkeys([*asked, *prospects(now, capture)]):
-            setting = source.setting.with_serving(serving)
-            if setting is None or not is_open(standing, setting):
+        for setting in dict.fromkeys([*asked, *prospects(now, capture)]):
+            if not is_open(standing, setting):
                 continue
-            option = None if model is None else weigh(model, now, serving)
+            option = None if model is None else weigh(model, now, setting)
             expected = None
             if option is not None:
                 expected = Expectation(
@@ -405,7 +395,7 @@ class ServerTrials:
                 )
             yield Prospect(
                 setting=setting,
-                lever=next(iter(setting.differing(source.setting))),
+                lever=next(iter(setting.differing(now))),
                 expected=expected,
                 worth=option is None
                 or (option.verdict != "no" and option.gain > self.scope.threshold),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from debubble.errors import UsageError
 from debubble.plan.baseline import even_split
@@ -61,8 +62,10 @@ class Setting:
             parts.append(counted(self.microbatches, "microbatch", "microbatches"))
         if self.overlap is not None:
             parts.append("overlap" if self.overlap else "no overlap")
-        if any(getattr(self, knob) is not None for knob in SERVING_KNOBS):
-            parts.append(str(self.serving()))
+        serving = {knob: getattr(self, knob) for knob in SERVING_KNOBS}
+        if any(value is not None for value in serving.values()):
+            stages = len(self.layers) if self.layers else 1
+            parts.append(str(ServingSetting(stages=stages, **serving)))
         return ", ".join(parts)
 
     def written(self, knob: str) -> str:
@@ -73,29 +76,13 @@ class Setting:
         """Return what the command can be told."""
         return tuple(knob for knob in KNOBS if getattr(self, knob) is not None)
 
-    def differing(self, other: Setting) -> dict[str, object]:
+    def differing(self, other: Setting) -> dict[str, Any]:
         """Return the knobs whose values are not those of another setting."""
         return {
             knob: getattr(self, knob)
             for knob in KNOBS
             if getattr(self, knob) != getattr(other, knob)
         }
-
-    def serving(self, stages: int = 1) -> ServingSetting:
-        """Return what a server is told; of how many stages, where the layers do not say it."""
-        return ServingSetting(
-            stages=stages if self.layers is None else len(self.layers),
-            **{knob: getattr(self, knob) for knob in SERVING_KNOBS},
-        )
-
-    def with_serving(self, serving: ServingSetting) -> Setting | None:
-        """Return the setting that is so; None where the command cannot be told it."""
-        wanted = {
-            knob: value for knob in SERVING_KNOBS if (value := getattr(serving, knob)) is not None
-        }
-        if any(getattr(self, knob) is None for knob in wanted):
-            return None
-        return replace(self, **wanted)
 
     def after(self, change: Change, stages: int) -> Setting | None:
         """Return the setting that makes a change; None where the command cannot be told it.

@@ -26,7 +26,6 @@ from debubble.measure.compare import compare
 from debubble.measure.measurement import Measurement
 from debubble.measure.prediction import NEARLY, Came, Prediction, check_prediction, growth_of
 from debubble.plan.change import Hold
-from debubble.timeline.model import Passes
 from debubble.trace.run import find_run
 from debubble.units import show_bytes, show_percent, show_times
 
@@ -333,20 +332,11 @@ def judge(  # noqa: PLR0913 (a run, and what it was to be)
     return replace(outcome, message=check.sentence, disturbed=disturbed)
 
 
-def latencies_of(measured: Measurement) -> tuple[float, ...]:
-    """Return what batches took, on the basis of the run."""
-    return measured.batch_latencies_s(measured.basis)
-
-
-def whole_steps(reading: Analysis) -> Passes:
-    """Return the passes of the steps that were kept."""
-    passes = reading.timeline.passes
-    return passes.where(np.isin(passes.step, [window.step for window in reading.pipeline.windows]))
-
-
 def excess(reading: Analysis) -> float:
     """Return how much longer passes took, on the mean, than those of their stage usually do."""
-    passes = whole_steps(reading)
+    passes = reading.timeline.passes
+    kept = [window.step for window in reading.pipeline.windows]
+    passes = passes.where(np.isin(passes.step, kept))
     took = (passes.end_ns - passes.start_ns).astype(np.float64)
     usual = np.zeros(len(took))
     for alike in np.unique(np.stack((passes.stage, passes.kind)), axis=1).T:

@@ -41,14 +41,13 @@ _T = TypeVar("_T")
 
 # Whatever a worker's libraries leave behind goes with it after so many captures.
 _CAPTURES_A_WORKER = 200
-# How old what is shown may be.
-_REFRESH_S = 1.0
 # Before a capture is taken up again, for each time that the service died of it, as far as is known:
 # a service that dies of something else, again and again, has died by then.
 _SUSPECT_WAIT_S = 10.0
-# Between two looks for captures that are to be taken up again, for alerts that are to be sent, for
-# a store that was away, and at the clock: it may be set, and the machine may sleep.
-_POLL_S = 2.0
+# How old what is shown may be; and between two looks for captures that are to be taken up again,
+# for alerts that are to be sent, for a store that was away, and at the clock: it may be set, and
+# the machine may sleep.
+_POLL_S = 1.0
 # After a stop, for analyses to end; then the next service begins them anew.
 _GRACE_S = 10.0
 # And for servers to end their profiles: they may write for minutes, but were told.
@@ -171,7 +170,7 @@ class Service:
     async def _refresh(self) -> None:
         """Keep what is shown current, without a look into the store for every reader."""
         while not self._stopping.is_set():
-            await self._sleep(_REFRESH_S)
+            await self._sleep(_POLL_S)
             if self.counts.is_newer():
                 await self._in_thread(self.routes.refresh)
             await self._in_thread(self.routes.check_store)

@@ -23,8 +23,6 @@ _T = TypeVar("_T")
 # After a failure so long, then twice as long each time.
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 300.0
-# Who was well for so long begins with the first wait again.
-_WELL_S = 600.0
 
 
 def log(event: str, *, level: str = "info", **fields: object) -> None:
@@ -84,7 +82,7 @@ async def supervise(
         try:
             await work()
         except Exception as error:  # noqa: BLE001 (one part must not take the service down)
-            if time.monotonic() - began > _WELL_S:
+            if time.monotonic() - began > 2 * LONGEST_WAIT_S:  # it was well
                 failures = 0
             wait_s = wait_after(failures)
             failures += 1

@@ -136,8 +136,10 @@ class PeakMemory:
     """Of it, for each microbatch of the step."""
 
 
-def memory_run(timeline: Timeline, pipeline: int, order: Order) -> MemoryRun:
-    """Take what a timeline tells of memory."""
+def memory_run(
+    timeline: Timeline, pipeline: int, order: Order, layers: Sequence[int] | None = None
+) -> MemoryRun:
+    """Take what a timeline tells of memory; `layers` of each stage where they are stated."""
     ranks = sorted(timeline.ranks_of(pipeline), key=lambda rank: min(rank.stages))
     transfers, received = timeline.transfers, []
     for rank in ranks:
@@ -149,20 +151,22 @@ def memory_run(timeline: Timeline, pipeline: int, order: Order) -> MemoryRun:
     sizes = [size / count for size, count in zip(received, inputs, strict=True) if count]
     return MemoryRun(
         order=order,
-        ranks=tuple(_of_rank(rank, size) for rank, size in zip(ranks, received, strict=True)),
+        ranks=tuple(
+            _of_rank(rank, size, layers) for rank, size in zip(ranks, received, strict=True)
+        ),
         message_bytes=float(np.median(sizes)) if sizes else 0.0,
         uses_buffers_again=ranks[0].parallelism.framework in {"megatron", "deepspeed"},
     )
 
 
-def _of_rank(rank: RankTimeline, received: float) -> RankMemory:
+def _of_rank(rank: RankTimeline, received: float, layers: Sequence[int] | None) -> RankMemory:
     memory = rank.memory
     if memory is None or memory.static_bytes is None or memory.per_microbatch_bytes is None:
         raise UsageError(
             f"rank {rank.rank} does not tell how its memory grows with microbatches",
             hint="capture with profile_memory=True, whole steps of two microbatches or more",
         )
-    counted = {stage.stage: stage.layers for stage in rank.layers}
+    known = {stage.stage: stage.layers for stage in rank.layers} | dict(enumerate(layers or ()))
     return RankMemory(
         peak_bytes=memory.passes_peak_bytes or memory.peak_bytes,
         between_peak_bytes=memory.between_peak_bytes or 0,
@@ -172,8 +176,8 @@ def _of_rank(rank: RankTimeline, received: float) -> RankMemory:
         halfway_bytes=memory.halfway_bytes or 0,
         transient_bytes=memory.transient_bytes or 0,
         received_bytes=received,
-        layers=tuple(counted[stage] for stage in rank.stages)
-        if set(counted) >= set(rank.stages)
+        layers=tuple(known[stage] for stage in rank.stages)
+        if known.keys() >= set(rank.stages)
         else None,
         reserved_bytes=memory.peak_reserved_bytes,
         limit_bytes=memory.limit_bytes,

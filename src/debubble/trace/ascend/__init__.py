@@ -28,15 +28,13 @@ import msgspec
 import numpy as np
 
 from debubble.errors import Code, Gap, TraceError
-from debubble.trace.columns import KernelKind, merge
+from debubble.trace.columns import LAST_NS, KernelKind, merge
 from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_json, rank_from_name
 from debubble.trace.kineto import read_kineto, read_kineto_text
-from debubble.trace.source import DEFAULT_LIMITS, Limits, inflate, is_url
+from debubble.trace.source import DEFAULT_LIMITS, HELD_BYTES, Limits, inflate, is_url
 from debubble.units import NS_PER_US, counted
 
 NAME = "Ascend trace"
-# Held whole, once as it is and once as it is read.
-_MOST_BYTES = 2 * 1024**3
 _MOST_PACKED = 40.0
 _HARDWARE = frozenset({"ascend hardware"})
 _TALK = frozenset({"communication", "hccl"})
@@ -52,8 +50,6 @@ _COPY = re.compile(r"MEMCPY|DMA", re.IGNORECASE)
 _HCOM = re.compile(r"hcom_", re.IGNORECASE)
 # Lanes of talk are no streams; their numbers are kept apart from those of streams.
 _TALKS_APART = 1_000_000_000
-# The year 2096: what lies beyond is no time.
-_MOST_US = Decimal(4 * 10**15)
 _STREAM = re.compile(r"\d{1,9}")
 _RANK_BESIDE = re.compile(r"profiler_info_(\d{1,7})\.json")
 
@@ -118,7 +114,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     """Write the events as Kineto would, and read that."""
     # Held as objects it takes several times its text: what packs too well is no trace.
     ratio = min(limits.ratio, _MOST_PACKED) if limits == DEFAULT_LIMITS else limits.ratio
-    data = inflate(known.file, replace(limits, ratio=ratio), _MOST_BYTES)
+    data = inflate(known.file, replace(limits, ratio=ratio), HELD_BYTES)
     events, gaps = _decode(data, known)
     size = len(data)
     del data
@@ -252,7 +248,7 @@ def _stamp_ns(text: float | str, file: str) -> int:
         value = Decimal(str(text))
     except InvalidOperation:
         value = Decimal("nan")
-    if not value.is_finite() or abs(value) > _MOST_US:
+    if not value.is_finite() or abs(value) * NS_PER_US > LAST_NS:
         raise TraceError(f"{str(text)[:40]!r} is no time", file=file, hint="copy it again")
     return round(value * NS_PER_US)
 

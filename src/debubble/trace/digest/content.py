@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap, TraceError, as_gap, mask_secrets
 from debubble.trace.columns import (
+    LAST_NS,
     MOST_RANKS,
     UNKNOWN,
     Annotations,
@@ -46,7 +47,6 @@ from debubble.trace.columns import (
 from debubble.trace.digest.archive import SIGN, Content, damaged, pack, peek_head, unpack
 from debubble.trace.format import Head, Reading, Sidecar, Stamp, TraceFile, read_sidecar
 from debubble.trace.optable import Op
-from debubble.trace.optable.files import LAST_NS
 from debubble.trace.source import (
     DEFAULT_LIMITS,
     GZIP_MAGIC,

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from debubble.errors import NotATrace, TraceError
-from debubble.trace.columns import MOST_RANKS, Device, Group, Header
+from debubble.trace.columns import LAST_NS, MOST_RANKS, Device, Group, Header
 from debubble.trace.format import PICTURE, TraceFile, rank_from_name
 from debubble.trace.kineto.events import (
     Batch,
@@ -31,7 +31,7 @@ from debubble.trace.kineto.events import (
 from debubble.trace.kineto.operators import check_ranks
 from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Stretch, sift, walk_events
 from debubble.trace.source import Source
-from debubble.units import NS_PER_S, NS_PER_US, show_bytes, show_count
+from debubble.units import NS_PER_S, NS_PER_US, show_bytes, show_count, show_first
 
 EVENTS_FIELD = "traceEvents"
 
@@ -44,7 +44,6 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 _BORDER_WINDOWS = (2_048, 65_536, MAX_HELD_BYTES)
 
 _WHITESPACE = re.compile(r"[ \t\r\n]*")
-_NAME_SHOWN = 40
 _BOM = "\u00ef\u00bb\u00bf"  # a byte order mark, read one character a byte
 
 _VERSION_FIELDS = {
@@ -55,7 +54,6 @@ _VERSION_FIELDS = {
     "cupti_version": "cupti",
     "pytorch_version": "torch",
 }
-_MAX_BASE_NS = 4 * 10**18
 
 NAME = "kineto"
 # Fields that only a Kineto file begins with, should its header be longer than the prefix.
@@ -344,7 +342,7 @@ def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
             hint="export with torch.profiler's export_chrome_trace",
             file=file,
         )
-    named = ", ".join(name[:_NAME_SHOWN] for name in list(fields)[:5])
+    named = show_first([name[:40] for name in fields], 5)
     return NotATrace(
         f"is no trace: no `{EVENTS_FIELD}` in it" + (f" (its fields: {named})" if named else ""),
         hint="give files written by torch.profiler's export_chrome_trace",
@@ -414,7 +412,7 @@ def parse_header(fields: Mapping[str, Any]) -> tuple[Header, list[str]]:
     if info.get("nccl_version"):
         versions["nccl"] = str(info["nccl_version"])
     host = fields.get("host_name")
-    base_ns = checked.count(fields, "baseTimeNanoseconds", "baseTimeNanoseconds", _MAX_BASE_NS)
+    base_ns = checked.count(fields, "baseTimeNanoseconds", "baseTimeNanoseconds", LAST_NS)
     header = Header(
         rank=checked.count(info, "rank", "distributedInfo.rank", MOST_RANKS),
         world_size=checked.count(info, "world_size", "distributedInfo.world_size", MOST_RANKS),

@@ -16,6 +16,7 @@ from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import (
     FIRST_COMMUNICATION_KIND,
     I64,
+    LAST_NS,
     UNKNOWN,
     Annotations,
     CpuOperators,
@@ -54,10 +55,8 @@ from debubble.units import NS_PER_US, counted, show_count
 
 Positions = NDArray[np.intp]
 
-# The year 2096 in microseconds; with a base as large, int64 nanoseconds do not overflow.
-_MAX_TIME_US = 4.0e15
-# 31 years: added to the latest start and the latest base, it stays inside int64 nanoseconds.
-_MAX_DURATION_US = 1.0e15
+_MAX_TIME_US = LAST_NS / NS_PER_US
+_MAX_DURATION_US = _MAX_TIME_US / 4
 
 
 def judge_times(rows: Rows, bad: Counter[str], *, durations: bool = True) -> Positions:

@@ -18,11 +18,9 @@ from debubble.errors import NotATrace
 from debubble.trace.columns import RankTrace
 from debubble.trace.format import Format, Reading, TraceFile, decode_json
 from debubble.trace.kineto import read_kineto_text
-from debubble.trace.source import Limits, inflate
+from debubble.trace.source import HELD_BYTES, Limits, inflate
 
 NAME = "merged traces"
-# Held whole, once inflated and once apart.
-_MOST_BYTES = 2 * 1024**3
 _OWNER = re.compile(
     rb'"pid"\s*:\s*"(\[[A-Z]{2}\d+(?:-[A-Z]{2}\d+)*\]|rank[ _-]?\d+[ :/_-])\s*([^"]*)"'
 )
@@ -45,7 +43,7 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
 
 def read(known: TraceFile, limits: Limits) -> Reading:
     """Take the ranks apart, and read each."""
-    data = inflate(known.file, limits, _MOST_BYTES)
+    data = inflate(known.file, limits, HELD_BYTES)
     problem = "holds several ranks, and cannot be taken apart"
     hint = "give the files that it was merged from"
     events = decode_json(data, _Document, known.file, problem=problem, hint=hint).events

@@ -27,6 +27,7 @@ from debubble.trace.columns import (
     FIRST_COMMUNICATION_KIND,
     I32,
     I64,
+    LAST_NS,
     U8,
     UNKNOWN,
     Annotations,
@@ -83,8 +84,6 @@ _GRAPH_NAME = "CUDA graph"
 # graph node's id is the id of its graph.
 _THREAD_BITS, _NODE_BITS = 24, 32
 _LOW_BITS = (1 << _THREAD_BITS) - 1
-# The year 2096: the sum of a base and a time stays inside int64.
-_LAST_TIME = 4 * 10**18
 # No name is so long; a text of a broken file may be a gigabyte.
 _LONGEST_VALUE = 16 * 1024 * 1024
 # A node has some ten. Each is cut out of the whole file, so their number must have a bound.
@@ -174,7 +173,7 @@ def _read_processes(export: Export, path: str) -> Iterator[RankTrace]:
         gaps.append(Gap(code=Code.RANK_ASSUMED, message=message, file=path, hint=hint))
     # In UTC: what joins the clocks of several files.
     epochs = export.integers("TARGET_INFO_SESSION_START_TIME", "utcEpochNs")[0]
-    base_ns = int(epochs[0]) if len(epochs) and 0 < epochs[0] < _LAST_TIME else 0
+    base_ns = int(epochs[0]) if len(epochs) and 0 < epochs[0] < LAST_NS else 0
     if not base_ns:
         message = "the export does not say when the capture began: its times start at zero"
         hint = "export with a newer nsys"
@@ -234,16 +233,13 @@ def _read_work(export: Export, names: Interner[str]) -> Rows:
 
 
 def _name_copies(export: Export, names: Interner[str]) -> I32:
-    """Name copies by their kind, as the export labels it; between devices they are a peer's."""
+    """Name copies by their kind; between devices they are a peer's."""
     copied, source, target = export.integers(COPIES, "copyKind", "srcDeviceId", "dstDeviceId")
-    labels = dict(_COPY_LABELS)
-    if export.has("ENUM_CUDA_MEMCPY_OPER", "id", "label"):
-        (ids,) = export.integers("ENUM_CUDA_MEMCPY_OPER", "id")
-        told = zip(ids.tolist(), export.texts("ENUM_CUDA_MEMCPY_OPER", "label"), strict=True)
-        labels.update((key, label) for key, label in told if label)
     between = (source >= 0) & (target >= 0) & (source != target)
     copied = np.where(between, _PEER_COPY, copied)
-    name = {kind: names[f"Memcpy {labels.get(kind, 'Unknown')}"] for kind in set(copied.tolist())}
+    name = {
+        kind: names[f"Memcpy {_COPY_LABELS.get(kind, 'Unknown')}"] for kind in set(copied.tolist())
+    }
     return np.array([name[kind] for kind in copied.tolist()], dtype=np.int32)
 
 
@@ -336,9 +332,7 @@ def _take(rows: Rows, wanted: NDArray[np.bool_] | NDArray[np.intp]) -> Rows:
 def _in_order(rows: Rows) -> Rows:
     """Sort by start, without the rows whose times cannot be."""
     start, end = rows["start"], rows["end"]
-    good = np.flatnonzero(
-        (start > -_LAST_TIME) & (start < _LAST_TIME) & (end >= start) & (end < _LAST_TIME)
-    )
+    good = np.flatnonzero((start > -LAST_NS) & (start < LAST_NS) & (end >= start) & (end < LAST_NS))
     return _take(rows, good[np.lexsort((end[good], start[good]))])
 
 

@@ -35,7 +35,7 @@ from debubble.trace.optable.files import (
     spellings,
 )
 from debubble.trace.source import DEFAULT_LIMITS, Limits, inflate
-from debubble.units import show_duration
+from debubble.units import show_duration, show_first
 
 # Op tables are held whole, some ten times their size; this is about four million passes.
 HELD_BYTES = 256 * 1024**2
@@ -59,8 +59,6 @@ _COLUMNS: Final[dict[str, tuple[int, int, int | None]]] = {
     "bytes": (UNKNOWN, _INT64_MAX, UNKNOWN),
     "memory": (UNKNOWN, _INT64_MAX, UNKNOWN),
 }
-# A table with hundreds of columns does not make its error unreadable.
-_NAMES_SHOWN: Final = 30
 _FLAGS: Final = {
     Op.FORWARD: "--forward", Op.BACKWARD: "--backward",
     Op.INPUT_GRAD: "--input-grad", Op.WEIGHT_GRAD: "--weight-grad",
@@ -79,7 +77,7 @@ def read_op_table(
 ) -> OpTable:
     """Read a table from `data`, or from the file where there is none."""
     return make_op_table(
-        read_raw(path, inflate(path, limits, HELD_BYTES) if data is None else data)
+        read_raw(path, inflate(path, limits, HELD_BYTES) if data is None else data, limits)
     )
 
 
@@ -199,7 +197,7 @@ def _check_layout(table: RawTable, layout: Layout) -> None:
         )
     if missing:
         looked_for = "; ".join(f"{name}: {spellings(name)}" for name in missing)
-        found = ", ".join(table.names[:_NAMES_SHOWN])
+        found = show_first(table.names)
         message = f"the table has no column for {', '.join(missing)}; it has {found}"
         raise TraceError(message, file=table.file, hint=f"looked for {looked_for}")
     if layout.repeated:
@@ -263,7 +261,7 @@ def _read_names(table: RawTable, column: str) -> tuple[I64, tuple[str, ...]]:
     """Intern the operations as the table spells them."""
     index: dict[str, int] = {}
     found = []
-    for row, cell in enumerate(table.column(column)):
+    for row, cell in enumerate(table.columns[column]):
         if not isinstance(cell, str) or not cell.strip():
             raise table.error("is no name of an operation", row=row, column=column)
         found.append(index.setdefault(cell, len(index)))
@@ -277,7 +275,7 @@ def _read_hosts(
     if "host" not in layout.fields:
         return ()
     hosts: dict[int, str] = {}
-    cells = table.column(layout.fields["host"])
+    cells = table.columns[layout.fields["host"]]
     for row, rank in sorted(zip(columns["row"].tolist(), columns["rank"].tolist(), strict=True)):
         if rank >= 0 and cells[row] is not None and str(cells[row]).strip():
             hosts.setdefault(rank, str(cells[row]).strip())

@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,10 +21,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from debubble.errors import MissingExtra, TraceError, TraceTooLarge
-from debubble.trace.columns import I64
+from debubble.errors import MissingExtra, TraceError
+from debubble.trace.columns import I64, LAST_NS
 from debubble.trace.format import TraceFile, decode_json
-from debubble.units import NS_PER_S, NS_PER_US, show_count
+from debubble.trace.source import Limits
+from debubble.units import NS_PER_S, NS_PER_US
 
 NAME = "op table"
 Values = Sequence[object] | NDArray[Any]
@@ -116,15 +117,10 @@ _FIELDS_OF_AN_OP_TABLE: Final = 3
 _TELLING_FIELDS: Final = frozenset(
     {"step", "stage", "microbatch", "op", "start", "duration", "end"}
 )
-# A Parquet file of a few kilobytes may claim any number of equal rows. A cell takes some 64 bytes
-# while it is read; real tables take 40 to 60 times their file, and a small one harms nobody.
-_MAX_ROWS: Final = 50_000_000
+# A Parquet file of a few kilobytes may claim any number of equal rows: what a cell takes while it
+# is read. Real tables take 40 to 60 times their file.
 _CELL_BYTES: Final = 64
-_HARMLESS_BYTES: Final = 64 * 1024 * 1024
-_MAX_RATIO: Final = 250
 
-# Half of int64, 146 years in ns: a start and a duration added stay inside.
-LAST_NS: Final = 2**62
 _INT64: Final = np.iinfo(np.int64)
 # Whole numbers up to here are exact in float64.
 _EXACT_FLOAT: Final = 2**53
@@ -151,7 +147,7 @@ class RawTable:
     format: str
     names: tuple[str, ...]
     rows: int
-    column: Callable[[str], Values]
+    columns: Mapping[str, Values]
     lines: Sequence[int] | None
     """The line of each row as an editor counts them; None where the format has no lines."""
     file_bytes: int
@@ -167,12 +163,13 @@ class RawTable:
         lines: Sequence[int] | None = None,
     ) -> RawTable:
         """Make a table of rows by column; what a row does not hold is empty."""
+        names = tuple({name: None for row in rows for name in row})
         return cls(
             file=file,
             format=format,
-            names=tuple({name: None for row in rows for name in row}),
+            names=names,
             rows=len(rows),
-            column=lambda name: [row.get(name) for row in rows],
+            columns={name: [row.get(name) for row in rows] for name in names},
             lines=lines,
             file_bytes=file_bytes,
         )
@@ -270,10 +267,10 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
     return TraceFile(file=file, format=NAME) if sniff_op_table(prefix) else None
 
 
-def read_raw(path: str, content: bytes) -> RawTable:
+def read_raw(path: str, content: bytes, limits: Limits) -> RawTable:
     """Read a table in whichever form it is."""
     if sniff_op_table(content[: 1 << 16]) == "parquet":
-        return _read_parquet(path, content)
+        return _read_parquet(path, content, limits)
     content = content.removeprefix(_BOM)
     try:
         text = content.decode("utf-8")
@@ -337,7 +334,7 @@ def _read_csv(path: str, text: str, file_bytes: int) -> RawTable:
         format="csv",
         names=names,
         rows=len(lines),
-        column=lambda name: columns[names.index(name)],
+        columns=dict(zip(names, columns, strict=True)),
         lines=lines,
         file_bytes=file_bytes,
     )
@@ -355,7 +352,7 @@ def _read_json_lines(path: str, content: bytes) -> RawTable:
     return RawTable.of_rows(rows, file=path, format="jsonl", file_bytes=len(content), lines=lines)
 
 
-def _read_parquet(path: str, content: bytes) -> RawTable:
+def _read_parquet(path: str, content: bytes, limits: Limits) -> RawTable:
     try:
         import pyarrow as pa  # noqa: PLC0415  # an extra that most do not need
         import pyarrow.parquet as pq  # noqa: PLC0415
@@ -363,35 +360,30 @@ def _read_parquet(path: str, content: bytes) -> RawTable:
         hint = "pip install 'debubble[parquet]'"
         raise MissingExtra("reading Parquet needs pyarrow", file=path, hint=hint) from error
 
-    def read(name: str) -> Values:
-        try:
-            column = table.read(columns=[name], use_threads=False).column(0)
-            numeric = str(column.type).startswith(("int", "uint", "float", "double"))
-            is_array = numeric and column.null_count == 0  # other words, or holes: a list
-            values = np.asarray(column.to_numpy()) if is_array else list(column.to_pylist())
-        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise _broken(path, error) from error
-        if len(values) != rows:
-            raise _broken(path, f"column {name} has {len(values)} of {rows} rows")
-        return values
+    def values_of(column: Any) -> Values:
+        numeric = str(column.type).startswith(("int", "uint", "float", "double"))
+        if numeric and column.null_count == 0:  # other words, or holes: a list
+            return np.asarray(column.to_numpy())
+        return list(column.to_pylist())
 
     try:
         table = pq.ParquetFile(pa.BufferReader(content))
-        names = tuple(table.schema_arrow.names)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        names, rows = tuple(table.schema_arrow.names), int(table.metadata.num_rows)
+        wanted = tuple(find_columns(names).fields.values())
+        limits.check(rows * len(wanted) * _CELL_BYTES, len(content), path)
+        read = table.read(columns=list(wanted), use_threads=False)
+        columns = {name: values_of(read.column(name)) for name in wanted}
+    except (pa.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         raise _broken(path, error) from error
-    rows = int(table.metadata.num_rows)
-    takes = rows * len(find_columns(names).fields) * _CELL_BYTES
-    if not 0 <= rows <= _MAX_ROWS or takes > max(_HARMLESS_BYTES, _MAX_RATIO * len(content)):
-        raise TraceTooLarge(
-            f"the table claims {show_count(rows)} rows", file=path, hint="cut it by steps"
-        )
+    short = next((name for name, values in columns.items() if len(values) != rows), None)
+    if short is not None:
+        raise _broken(path, f"column {short} has {len(columns[short])} of {rows} rows")
     return RawTable(
         file=path,
         format="parquet",
         names=names,
         rows=rows,
-        column=read,
+        columns=columns,
         lines=None,
         file_bytes=len(content),
     )
@@ -440,13 +432,13 @@ def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
     if absurd.any():
         row = _first(absurd)
         hint = "is the unit right? A column's name may end in _s, _ms, _us or _ns"
-        message = f"{numbers[row]} is a time beyond 146 years"
+        message = f"{numbers[row]} is a time beyond 126 years"
         raise table.error(message, row=row, column=column, hint=hint)
     if numbers.dtype.kind != "f":
         return numbers.astype(np.int64) * ns_per_unit
     nanoseconds = numbers * ns_per_unit
     if table.lines is not None and np.any(np.abs(nanoseconds) >= _EXACT_FLOAT):
-        cells = table.column(column)
+        cells = table.columns[column]
         exact = [int((Decimal(str(cell)) * ns_per_unit).to_integral_value()) for cell in cells]
         return np.array(exact, dtype=np.int64)
     rounded: I64 = np.rint(nanoseconds).astype(np.int64)
@@ -455,7 +447,7 @@ def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
 
 def _numbers(table: RawTable, column: str, missing: int | None) -> NDArray[Any]:
     """Return an integer or float64 array of a column's cells; holes as `missing`."""
-    cells = table.column(column)
+    cells = table.columns[column]
     if isinstance(cells, np.ndarray):
         return cells if cells.dtype.kind in "iu" else cells.astype(np.float64)
     quick = _all_at_once(cells)

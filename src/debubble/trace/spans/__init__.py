@@ -49,7 +49,6 @@ _CALLED_FOR = {"dp": "pipeline", "pp": "stage", "tp": "tensor"}
 _NUMBERED = re.compile(
     r"^(.*?)[\s_#:-]*(?:mb|microbatch|micro_batch)?[\s_#:-]*(\d{1,6})$", re.IGNORECASE
 )
-_FEWEST_PASSES = 2
 
 _WHOLE = re.compile(r"\s*-?[0-9]{1,18}\s*")
 # Whose a pass is; and what else a span may tell.
@@ -112,7 +111,7 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
         return None
     names = {name.decode("utf-8", "replace") for name in _NAMES.findall(prefix)}
     ops = [_classify(name)[0] for name in names]
-    if Op.FORWARD not in ops or sum(op in PASSES for op in ops) < _FEWEST_PASSES:
+    if Op.FORWARD not in ops or sum(op in PASSES for op in ops) < 2:
         return None
     if b'"rel_ts"' in prefix and b'"ts"' not in prefix:
         why = TraceError(

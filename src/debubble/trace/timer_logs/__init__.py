@@ -24,27 +24,36 @@ from statistics import median
 from debubble.errors import TraceError
 from debubble.trace.format import OTHER, Format, Reading, TraceFile
 from debubble.trace.source import DEFAULT_LIMITS, Limits, inflate
-from debubble.units import counted
+from debubble.units import NS_PER_MS, counted
 
 _DECIMAL = rb"\d{1,12}(?:\.\d{1,12})?"
-_NUMBER = rb"\(?\s*(%b)(?:\s*,\s*(%b)\s*\))?" % (_DECIMAL, _DECIMAL)
-_MEGATRON = {
-    kind: re.compile(rb"%b-compute\s*\.*\s*:\s*%b" % (kind, _NUMBER))
-    for kind in (b"forward", b"backward")
-}
-_DEEPSPEED = {
-    kind: re.compile(rb"time \(ms\)[^\n]*?\b(?:%b)(?:_microstep)?:\s*(%b)()" % (kind, _DECIMAL))
-    for kind in (b"fwd|forward", b"bwd|backward")
-}
 _OF_RANKS = re.compile(rb"(?:^|\s)(forward|backward)-compute\s*:\s*$")
 _OF_OTHERS = re.compile(rb"(?:^|\s)[a-zA-Z][\w-]*\s*:\s*$")
 _OF_RANK = re.compile(rb"(?:^|\s)rank\s+(\d{1,7})\s*:\s*(%b)\s*$" % _DECIMAL)
 _LINE_OF_RANK = re.compile(rb"\[Rank (\d{1,7})\] (?:rank=\d+ )?time \(ms\)([^\n]*)")
 _TIMED = re.compile(rb"\b(fwd|forward|bwd|backward)(_microstep)?:\s*(%b)" % _DECIMAL)
 _SETTING = re.compile(rb"(?:^|\s)([a-z_]{4,60})\s*\.{3,}\s*(\d{1,9}|True)\s*$")
-_NS_PER_MS = 1e6
 _NOT_WHEN = "how long passes took, and not when"
 _MEGATRONS, _DEEPSPEEDS = "Megatron's timers", "DeepSpeed's wall_clock_breakdown"
+# Lines of no rank that each prints, by what both of them must match, and what prints every rank's.
+_OF_NO_RANK = (
+    (
+        _DEEPSPEEDS,
+        (
+            re.compile(rb"time \(ms\)[^\n]*\b(?:fwd|forward)(?:_microstep)?:"),
+            re.compile(rb"time \(ms\)[^\n]*\b(?:bwd|backward)(?:_microstep)?:"),
+        ),
+        "call `engine.timers.log(names, ranks=range(world))`",
+    ),
+    (
+        _MEGATRONS,
+        (
+            re.compile(rb"forward-compute\s*\.*\s*:\s*\(?\s*\d"),
+            re.compile(rb"backward-compute\s*\.*\s*:\s*\(?\s*\d"),
+        ),
+        "log with --timing-log-level 2 --timing-log-option all",
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +143,7 @@ def read_stage_times(
         for rank, times in told[kind].items():
             warm = times[1:] or times  # the first iteration sets things up
             by_stage[_stage_of(rank, world, stages, said)].append(median(warm))
-        one_chunk = [median(by_stage[stage]) * _NS_PER_MS / share for stage in range(stages)]
+        one_chunk = [median(by_stage[stage]) * NS_PER_MS / share for stage in range(stages)]
         found[kind] = tuple(one_chunk * chunks)
     return StageTimes(
         forward_ns=found["forward"],
@@ -192,26 +201,14 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
             file=file,
         )
         return TraceFile(file=file, format=OTHER, why_not=why)
-    for whose, patterns, cure in (
-        (_DEEPSPEEDS, _DEEPSPEED, "call `engine.timers.log(names, ranks=range(world))`"),
-        (_MEGATRONS, _MEGATRON, "log with --timing-log-level 2 --timing-log-option all"),
-    ):
-        found = [pattern.findall(prefix) for pattern in patterns.values()]
-        if not all(found):
-            continue
-        # Of a range over ranks the upper end is the slowest stage.
-        forward, backward = (
-            median(float(slowest or fastest) for fastest, slowest in times) for times in found
-        )
-        per = "" if whose == _DEEPSPEEDS else "/M"
-        costs = f"--forward {forward:.5g}ms{per} --backward {backward:.5g}ms{per}"
-        why = TraceError(
-            f"is a log of {whose}: {_NOT_WHEN}, and not of each rank",
-            hint=f"for costs of each stage {cure}; were all stages equal, `debubble simulate "
-            f"--stages P --microbatches M {costs}` would do, with your P and M put in",
-            file=file,
-        )
-        return TraceFile(file=file, format=OTHER, why_not=why)
+    for whose, signs, cure in _OF_NO_RANK:
+        if all(sign.search(prefix) for sign in signs):
+            why = TraceError(
+                f"is a log of {whose}: {_NOT_WHEN}, and not of each rank",
+                hint=f"for costs of each stage {cure}, and give it to `debubble simulate --costs`",
+                file=file,
+            )
+            return TraceFile(file=file, format=OTHER, why_not=why)
     return None
 
 
