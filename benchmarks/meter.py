@@ -22,6 +22,7 @@ import argparse
 import csv
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,11 +32,11 @@ from statistics import median
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 import debubble
-from debubble.annexes.demo.workload import Workload, run_workload
 from debubble.annexes.meter.figures import CHART, RankFigures, StepFigures
 from debubble.annexes.meter.settings import Settings
 from debubble.capture.settings import environment_for
@@ -43,6 +44,10 @@ from debubble.timeline.bubble import measure_windows
 from debubble.timeline.inside import measure_inside, put_inside
 from debubble.timeline.model import Timeline, union_of
 from debubble.timeline.steps import only_steps
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.jobs.demo_workloads import environment_of_ranks
+from support.jobs.recorded_pipeline import WORKLOAD, Workload
 
 BUBBLE_BAR, STAGE_BAR, COST_BAR, STEPS_BAR = 0.01, 0.02, 0.001, 20
 LONG_STEP_S, SHORT_STEP_S = 0.3, 0.005
@@ -132,13 +137,28 @@ def hold_with_a_capture(
     }
 
 
+def run_ranks(workload: Workload, folder: Path, order: dict[str, str]) -> None:
+    """Run a pipeline of real processes, which the meter's order reaches as it reaches a job."""
+    folder.mkdir()
+    (folder / WORKLOAD).write_bytes(msgspec.json.encode(workload))
+    with patch.dict(os.environ, order):
+        environment = environment_of_ranks()
+    program = "import sys; from support.jobs.recorded_pipeline import main; main(*sys.argv[1:])"
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program, str(folder), str(rank)], env=environment)
+        for rank in range(workload.world)
+    ]
+    codes = [rank.wait() for rank in ranks]
+    if any(codes):
+        raise SystemExit("a rank ended with an error")
+
+
 def run_and_hold(name: str, workload: Workload, folder: Path) -> dict[str, object]:
     """Meter and profile the same steps of a real pipeline, and hold the two answers together."""
     order = environment_for(
         Settings(out=folder / "meter", segment=10**6, on_drift=False), os.environ
     )
-    with patch.dict(os.environ, order):
-        run_workload(workload, folder / "traces")
+    run_ranks(workload, folder / "traces", order)
     first = workload.all_steps - workload.steps
     return {"run": name, **hold(folder / "traces", folder / "meter", first, workload.steps)}
 

@@ -6,10 +6,12 @@ import gzip
 import json
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.services.engine_routes import serving
 
 from debubble.capture.server import Patience, ServerOrder, capture_server
 from debubble.errors import CaptureError, UsageError
@@ -20,8 +22,8 @@ SCRIPT = Path(__file__).parents[1] / "support" / "jobs" / "profiled_server.py"
 
 
 @contextmanager
-def serving(kind, folder):
-    command = [sys.executable, str(SCRIPT), kind, str(folder)]
+def profiled(folder):
+    command = [sys.executable, str(SCRIPT), str(folder)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as server:
@@ -29,6 +31,26 @@ def serving(kind, folder):
             yield f"http://127.0.0.1:{int(server.stdout.readline())}"
         finally:
             server.kill()
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory):
+    """A server that writes its traces into a folder of its own, and that folder."""
+    folder = tmp_path_factory.mktemp("vllm")
+    with profiled(folder) as url:
+        yield url, folder
+
+
+@pytest.fixture(scope="module")
+def sglang(tmp_path_factory):
+    """A server that is told where to write its traces."""
+    with profiled(tmp_path_factory.mktemp("elsewhere")) as url:
+        yield url
+
+
+def answering(code, text=""):
+    """Lend a server that answers every order alike, without a profiler."""
+    return serving(lambda: "", lambda _path, _body: (code, text))
 
 
 def order(url, folder, kind="vllm", **more):
@@ -41,47 +63,53 @@ def inferences_in(answer):
     return [event["name"] for event in events].count("aten::linear")
 
 
-def test_vllm_is_started_and_stopped_and_its_traces_are_found(tmp_path):
-    with serving("vllm", tmp_path) as url:
-        first = capture_server(order(url, tmp_path))
-        again = capture_server(order(url + "/", tmp_path))
+def test_vllm_is_started_and_stopped_and_its_traces_are_found(vllm):
+    url, folder = vllm
+    first = capture_server(order(url, folder))
+    again = capture_server(order(url + "/", folder))
     assert first.note == again.note == ""
     assert first.files != again.files
     assert inferences_in(first) > 0
 
 
-def test_sglang_counts_its_own_steps(tmp_path):
-    with serving("sglang", tmp_path / "elsewhere") as url:
-        answer = capture_server(order(url, tmp_path / "out", kind="sglang", steps=3))
+def test_sglang_counts_its_own_steps(sglang, tmp_path):
+    answer = capture_server(order(sglang, tmp_path / "out", kind="sglang", steps=3))
     assert [file.parent for file in answer.files] == [tmp_path / "out"]
     assert answer.note == ""
     assert inferences_in(answer) == 3
 
 
-def test_sglang_is_not_left_profiling_where_its_steps_do_not_come(tmp_path):
-    patience = Patience(steps_s=0.0)
-    with serving("sglang", tmp_path / "elsewhere") as url:
-        many = order(url, tmp_path / "out", kind="sglang", steps=10**9)
-        answer = capture_server(many, patience=patience)
+def test_sglang_is_not_left_profiling_where_its_steps_do_not_come(sglang, tmp_path):
+    many = order(sglang, tmp_path / "out", kind="sglang", steps=10**9)
+    answer = capture_server(many, patience=Patience(steps_s=0.0))
     assert [file.parent for file in answer.files] == [tmp_path / "out"]
 
 
-def test_sglang_is_stopped_where_no_steps_are_said(tmp_path):
-    with serving("sglang", tmp_path / "elsewhere") as url:
-        answer = capture_server(order(url, tmp_path / "out", kind="sglang"))
+def test_sglang_is_stopped_where_no_steps_are_said(sglang, tmp_path):
+    answer = capture_server(order(sglang, tmp_path / "out", kind="sglang"))
     assert len(answer.files) == 1
 
 
-def test_traces_on_another_machine_are_said_to_be_there(tmp_path):
-    with serving("vllm", tmp_path / "elsewhere") as url:
-        answer = capture_server(order(url, tmp_path / "out"))
+def test_traces_on_another_machine_are_said_to_be_there(vllm, tmp_path):
+    answer = capture_server(order(vllm[0], tmp_path / "out"))
     assert answer.files == ()
     assert "torch_profiler_dir" in answer.note
 
 
+def test_an_interrupted_capture_does_not_leave_the_server_profiling(vllm):
+    def interrupt(_seconds):
+        raise KeyboardInterrupt
+
+    url, folder = vllm
+    before = len(list(folder.glob("*.json.gz")))
+    with pytest.raises(KeyboardInterrupt):
+        capture_server(order(url, folder), sleep=interrupt)
+    assert len(list(folder.glob("*.json.gz"))) == before + 1
+
+
 @pytest.mark.parametrize(("kind", "cure"), [("vllm", "--profiler-config"), ("sglang", "router")])
 def test_missing_routes_come_with_the_way_to_have_them(tmp_path, kind, cure):
-    with serving("none", tmp_path) as url, pytest.raises(CaptureError) as refusal:
+    with answering(404) as url, pytest.raises(CaptureError) as refusal:
         capture_server(order(url, tmp_path, kind=kind))
     assert "no profiling routes" in refusal.value.message
     assert cure in refusal.value.hint
@@ -93,31 +121,32 @@ def test_missing_routes_come_with_the_way_to_have_them(tmp_path, kind, cure):
 
 
 def test_what_the_server_says_of_its_failure_is_passed_on(tmp_path):
-    with serving("broken", tmp_path) as url, pytest.raises(CaptureError) as refusal:
+    with (
+        answering(500, "no room for the profiler") as url,
+        pytest.raises(CaptureError) as refusal,
+    ):
         capture_server(order(url, tmp_path))
     assert "answered 500" in refusal.value.message
     assert "no room for the profiler" in refusal.value.message
 
 
 def test_an_answer_that_is_late_is_called_late(tmp_path):
-    with serving("late", tmp_path) as url, pytest.raises(CaptureError) as refusal:
+    end = threading.Event()
+
+    def late(path, _body):
+        if path == "/stop_profile":
+            end.wait()
+        return 200, ""
+
+    with serving(lambda: "", late) as url, pytest.raises(CaptureError) as refusal:
         capture_server(order(url, tmp_path), patience=Patience(stop_s=0.5))
+    end.set()
     assert "stop_profile: no answer within 0.5 s" in refusal.value.message
     assert "still be writing" in refusal.value.hint
 
 
-def test_an_interrupted_capture_does_not_leave_the_server_profiling(tmp_path):
-    def interrupt(_seconds):
-        raise KeyboardInterrupt
-
-    with serving("vllm", tmp_path) as url:
-        with pytest.raises(KeyboardInterrupt):
-            capture_server(order(url, tmp_path), sleep=interrupt)
-        assert len(list(tmp_path.glob("*.json.gz"))) == 1
-
-
 def test_nobody_at_the_address_is_said_plainly(tmp_path):
-    with serving("none", tmp_path) as url:
+    with answering(200) as url:
         pass
     with pytest.raises(CaptureError, match="refused"):
         capture_server(order(url, tmp_path))

@@ -25,11 +25,11 @@ def known():
 
 def test_a_bubble_that_cannot_be_told_does_not_pass(known):
     with pytest.raises(GateError, match="the bubble cannot be told"):
-        judge_bubbles([replace(known, bubble_fraction=None)], 0.2)
+        judge_bubbles([replace(known, windows=())], 0.2)
 
 
 def test_one_pipeline_over_the_limit_closes_the_gate_whatever_the_others_are(known):
-    other = replace(known, pipeline=1, bubble_fraction=None)
+    other = replace(known, pipeline=1, windows=())
     with pytest.raises(click.exceptions.Exit) as closed:
         judge_bubbles([other, known], 0.2)
     assert closed.value.exit_code == 1

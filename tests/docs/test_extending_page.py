@@ -77,7 +77,7 @@ def write_table(path, rows, first="", between=","):
 @example_of("schedule")
 def test_a_schedule_is_simulated_offered_and_recognised(ask, tmp_path):
     chosen = ("simulate", "--schedule", "one-at-a-time")
-    alone = json.loads(ask(*chosen, "--ranks", 4, "--microbatches", 8, "--json"))
+    alone = json.loads(ask(*chosen, "--stages", 4, "--microbatches", 8, "--json"))
     assert alone["numbers"]["bubble_fraction"] == pytest.approx(3 / 4)
     assert json.loads(ask(*chosen, RUN, "--json"))["numbers"]["bubble_fraction"] > 3 / 4
     assert "one-at-a-time" in ask("simulate", "--schedule", "no-such", RUN, code=2)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 Document = dict[str, Any]
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -14,7 +15,7 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 def load(path: Path) -> Document:
     """Return the trace of a recorded rank."""
-    return json.loads(gzip.decompress(path.read_bytes()))
+    return msgspec.json.decode(gzip.decompress(path.read_bytes()))
 
 
 def kernels_of(document: Document, kinds: tuple[str, ...] = ("kernel",)) -> list[Document]:

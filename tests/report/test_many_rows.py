@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import msgspec
 import pytest
 from support.traces.read_once import analyse_recording, read_recording
@@ -88,11 +86,9 @@ def test_links_lists_every_slow_hop_of_many_and_names_the_verdicts_of_the_others
 
 def test_inspect_sums_up_ranks_that_are_alike():
     found = answer_inspect(read_recording(RUN))
-    usual = dataclasses.replace(
-        found.ranks[0], events=100, busy_fraction=0.5, sent_bytes=None, sends=2
-    )
-    other = dataclasses.replace(usual, rank=5, events=7, device="AMD Instinct MI300X")
-    ranks = (*(dataclasses.replace(usual, rank=rank) for rank in range(MANY)), other)
+    usual = replace(found.ranks[0], events=100, busy_fraction=0.5, sent_bytes=None, sends=2)
+    other = replace(usual, rank=5, events=7, device="AMD Instinct MI300X")
+    ranks = (*(replace(usual, rank=rank) for rank in range(MANY)), other)
     rows = table_of(inspect_page(replace(found, ranks=ranks)), "rank", "device")
     assert rows[[row[1] for row in rows].index("MI300X")][3] == "7"
     assert rows[0][7] == "size unknown"

@@ -106,9 +106,30 @@ def test_kernels_that_begin_before_the_one_ahead_has_ended_are_sound(by_us):
     assert hold_to_laws(overlapping).gaps == ()
 
 
-def test_a_device_whose_clock_is_off_all_along_breaks_no_law():
+@pytest.mark.parametrize("by_ms", [-30, 30])
+def test_a_device_whose_clock_is_off_all_along_breaks_no_law(by_ms):
     trace = recorded()
-    assert hold_to_laws(with_kernels(trace, start_ns=trace.kernels.start_ns - 30 * MS)).gaps == ()
+    late = with_kernels(trace, start_ns=trace.kernels.start_ns + by_ms * MS)
+    assert hold_to_laws(late).gaps == ()
+
+
+def test_a_last_kernel_that_the_host_had_waited_for_is_left_out():
+    trace = recorded()
+    damaged = moved(int(trace.kernels.start_ns.argmax()), 1_000 * MS)
+    assert "after the host had waited" in gap_of(damaged).message
+    assert left_out(damaged) == 1
+
+
+def test_a_synchronisation_of_another_device_tells_nothing():
+    """It returns at once, whatever runs on the device of the others."""
+    trace = recorded()
+    waits = [row for row, name in enumerate(trace.names) if name == "cudaDeviceSynchronize"]
+    rows = np.isin(trace.launches.name, waits)
+    assert rows.any()
+    lasts = np.where(rows, US, trace.launches.duration_ns)
+    start = np.where(rows, trace.launches.start_ns - 2 * MS, trace.launches.start_ns)
+    launches = replace(trace.launches, start_ns=start, duration_ns=lasts)
+    assert hold_to_laws(replace(trace, launches=launches)).gaps == ()
 
 
 def test_times_in_whole_microseconds_break_no_law():

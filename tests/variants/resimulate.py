@@ -8,13 +8,14 @@ ended, each as closely as in the recording; a message ends one wire time after b
 from __future__ import annotations
 
 import gzip
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 import debubble
 
@@ -35,9 +36,19 @@ def is_compute(event: Event) -> bool:
 
 
 def load(folder: Path) -> Documents:
-    """Return the document of each rank."""
-    documents = [json.loads(gzip.decompress(file.read_bytes())) for file in files_of(folder)]
-    return {int(document["distributedInfo"]["rank"]): document for document in documents}
+    """Return the document of each rank, without events that no reader keeps beside kernels."""
+    documents = {}
+    for file in files_of(folder):
+        document = msgspec.json.decode(gzip.decompress(file.read_bytes()))
+        kept = [event for event in document["traceEvents"] if not _is_useless(event)]
+        documents[int(document["distributedInfo"]["rank"])] = {**document, "traceEvents": kept}
+    return documents
+
+
+def _is_useless(event: Event) -> bool:
+    category = event.get("cat")
+    talks = event["name"].startswith(("c10d::", "record_param_comms"))
+    return category in _DERIVED or (category == "cpu_op" and not talks)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -50,7 +61,7 @@ def save(documents: Documents, folder: Path) -> None:
     """Write a variant."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, document in documents.items():
-        (folder / f"rank{rank}.json").write_text(json.dumps(document))
+        (folder / f"rank{rank}.json").write_bytes(msgspec.json.encode(document))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,8 +247,6 @@ class _Run:
         source = self.replay.documents[rank]
         events = []
         for event in source["traceEvents"]:
-            if event.get("cat") in _DERIVED:
-                continue
             copy = {**event, "args": dict(event["args"])} if "args" in event else dict(event)
             if id(event) in kernels:
                 row = rank, kernels[id(event)]

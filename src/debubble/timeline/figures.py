@@ -35,10 +35,14 @@ from debubble.timeline.model import (
 from debubble.timeline.schedules import Action, Order, Statement, candidate_orders
 from debubble.timeline.steps import SkippedStep, choose_steps, numbered, only_steps
 from debubble.timeline.transfers import HopFigures, measure_hops
-from debubble.units import counted, show_count
+from debubble.units import counted, show_count, show_duration, show_ranks
 
 PassName = tuple[int, str, int]
 """Stage, kind and microbatch of a pass."""
+
+# A step may begin while the one before it ends, by a fifth of it (`bubble.py`); the median of few
+# steps is not the median of their distances.
+MAX_BATCHES_PER_STEP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +348,10 @@ def measure_pipeline(
     stream = measure_stream(timeline, pipeline, in_flight) if streams else None
     in_steps = () if streams else scope.windows
     windows = tuple(w for w in in_steps if step is None or w.step == step)
+    step_time_ns = _step_time(scope.windows, captured)
+    contradictions = _longer_than_its_step(windows, step_time_ns, ranks)
+    if contradictions:
+        windows, in_steps, step_time_ns = (), (), None
     spans = (stream,) if stream else windows
     named = not streams and one_run
     sees_all = not ranks[0].timers or len(timeline.transfers) > 0
@@ -359,7 +367,7 @@ def measure_pipeline(
         stated=stated,
         windows=windows,
         stream=stream,
-        step_time_ns=_step_time(scope.windows, captured),
+        step_time_ns=step_time_ns,
         shares=tuple(_shares(rank, spans, sees_all=sees_all) for rank in ranks),
         stages=measure_stages(timeline, ranks),
         hops=measure_hops(timeline, ranks) if one_run else (),
@@ -368,7 +376,8 @@ def measure_pipeline(
         side_fractions=measure_side_work(ranks, spans),
         gaps=(
             *scope.gaps,
-            *(() if spans or not one_run else (_why_nothing(scope),)),
+            *contradictions,
+            *(() if spans or contradictions or not one_run else (_why_nothing(scope),)),
             *(stated.gaps if stated else ()),
         ),
         sees_all=sees_all,
@@ -481,6 +490,24 @@ def _step_time(windows: Sequence[Window], captured: Sequence[int]) -> int | None
         after.start_ns - before.start_ns
         for before, after in pairwise(windows)
         if follows[before.step] == after.step
+    )
+
+
+def _longer_than_its_step(
+    windows: Sequence[Window], step_time_ns: int | None, ranks: Sequence[RankTimeline]
+) -> tuple[Gap, ...]:
+    """Name a pipeline whose batch takes longer than a step: its steps would run into each other."""
+    latency_ns = _median(window.length_ns for window in windows)
+    if not latency_ns or not step_time_ns or latency_ns <= MAX_BATCHES_PER_STEP * step_time_ns:
+        return ()
+    shown = show_ranks([rank.rank for rank in ranks])
+    return (
+        Gap(
+            code=Code.IMPOSSIBLE,
+            message=f"nothing can be measured of ranks {shown}: a batch would take longer than its "
+            f"step ({show_duration(latency_ns)} for {show_duration(step_time_ns)})",
+            hint="a trace is damaged, or of another run; record them again",
+        ),
     )
 
 

@@ -39,6 +39,7 @@ Rows = NDArray[np.intp]
 
 _LAUNCHES_KERNEL = re.compile(r"^(?!.*(?:Graph|Multi)).*Launch(?!HostFunc)")
 _CAPTURES_GRAPH = re.compile(r"GraphInstantiate|GraphCreate|StreamEndCapture")
+_WAITS_FOR_ALL = re.compile(r"DeviceSynchronize")
 _NEVER = np.iinfo(np.int64).max
 _AGAIN = "record the rank again; if events were lost, record fewer steps"
 
@@ -47,6 +48,7 @@ def hold_to_laws(trace: RankTrace) -> RankTrace:
     """Leave out what breaks a law; what was left out stands among the gaps of the trace."""
     laws: tuple[Callable[[RankTrace], tuple[RankTrace, Gap | None]], ...] = (
         keep_launch_order,
+        keep_what_was_waited_for,
         keep_sums_of_memory,
         keep_steps_apart,
         doubt_lost_events,
@@ -84,6 +86,38 @@ def keep_launch_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     if not left_out.any():
         return trace, None
     message = f"{_kernels(left_out)} in another order than on the host, left out"
+    return _without_kernels(trace, left_out), _broken(message, trace, left_out)
+
+
+def keep_what_was_waited_for(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
+    """Leave out kernels that end after the host had waited for them.
+
+        host     launch a   cudaDeviceSynchronize ┤
+        device                                         ├── a ──┤      it had ended before
+
+    The device's clock may be ahead, by no more than its quickest launch took. Calls wait for the
+    device of their thread, and no trace names it: those that most kernels outlast are of another.
+    The last of a thread is the profiler's own.
+    """
+    kernels, launches = trace.kernels, trace.launches
+    rows = np.flatnonzero(kernels.launch >= 0)
+    calls = kernels.launch[rows]
+    returned = launches.start_ns + launches.duration_ns
+    end_ns = kernels.start_ns[rows] + kernels.duration_ns[rows]
+    delay_ns = int((kernels.start_ns[rows] - launches.start_ns[calls]).min(initial=_NEVER))
+    latest_ns = 2 * _rounding(trace) + max(delay_ns, 0)
+    waits = np.flatnonzero(_calls(trace, _WAITS_FOR_ALL))
+    left_out = np.zeros(len(kernels), dtype=bool)
+    for thread in np.unique(launches.thread[waits]).tolist():
+        of_thread = waits[launches.thread[waits] == thread][:-1]
+        following = np.searchsorted(launches.start_ns[of_thread], returned[calls])
+        waited = np.flatnonzero(following < len(of_thread))
+        late = end_ns[waited] > returned[of_thread[following[waited]]] + latest_ns
+        if 2 * int(late.sum()) < len(waited):
+            left_out[rows[waited[late]]] = True
+    if not left_out.any():
+        return trace, None
+    message = f"{_kernels(left_out)} after the host had waited for it all, left out"
     return _without_kernels(trace, left_out), _broken(message, trace, left_out)
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
+import msgspec
 import numpy as np
 
 from debubble.errors import EngineError, TraceError
@@ -157,7 +158,7 @@ def read_spooled(found: RunFiles, means: Means, spool: Spool | None) -> RanksRea
         number = rank_of(trace)
         scout, stored = seen.get((trace.file, trace.rank)) or seen[trace.file, None]
         marked |= scout.marked
-        summaries.append(replace(scout.summary, rank=number))
+        summaries.append(msgspec.structs.replace(scout.summary, rank=number))
         if stored is not None:
             sources[number] = replace(stored, rank=number)
     run = replace(run, summaries=tuple(summaries))
