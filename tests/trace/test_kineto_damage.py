@@ -11,6 +11,7 @@ import pytest
 from support.traces.kineto_events import document, kernel, launch, memory, operator, write
 
 from debubble.errors import NotATrace, TraceError, TraceTooLarge
+from debubble.trace.columns import summarise
 from debubble.trace.kineto import read_kineto
 from debubble.trace.source import Limits
 
@@ -166,19 +167,13 @@ def test_a_cpu_trace_of_a_gpu_job_says_so(tmp_path):
     trace = read_kineto(write(tmp_path / "a.json", document([operator("aten::mm")])))
     assert codes(trace) == ["no_kernels"]
     assert "ProfilerActivity.CUDA" in trace.gaps[0].hint
+    assert summarise(trace).busy_fraction is None
     assert len(trace.cpu_operators) == 1
 
 
 def test_a_cpu_trace_of_a_cpu_job_has_nothing_to_complain_about(tmp_path):
     content = document([operator("aten::mm"), memory(device_type=0)], deviceProperties=[])
     assert not read_kineto(write(tmp_path / "a.json", content)).gaps
-
-
-def test_device_events_of_unknown_accelerators_are_counted_not_called_idle(tmp_path):
-    foreign = [{**kernel(), "cat": "mtia_ccp_events"}, operator("aten::mm")]
-    trace = read_kineto(write(tmp_path / "a.json", document(foreign)))
-    assert codes(trace) == ["foreign_device"]
-    assert "1 mtia_ccp_events" in trace.gaps[0].message
 
 
 def test_what_follows_the_events_is_not_lost_without_a_word(tmp_path):

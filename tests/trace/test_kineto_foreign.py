@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from support.services.console import type_command
 from support.traces.kineto_events import document, kernel, operator, write
@@ -63,14 +61,6 @@ def test_a_rank_that_had_no_work_while_it_was_captured_is_not_taken_for_another_
     assert "longer" in gap.hint
 
 
-def test_kernels_that_were_not_traced_leave_no_busy_share(tmp_path):
-    held = document([operator("aten::mm")])
-    held["deviceProperties"] = [{"id": 0, "name": "H200"}]
-    trace = read_kineto(write(tmp_path / "rank0.json", held))
-    assert [gap.code for gap in trace.gaps] == ["no_kernels"]
-    assert summarise(trace).busy_fraction is None
-
-
 def test_no_bubble_is_told_of_a_device_that_is_not_read(tmp_path):
     foreign = [{**kernel(), "cat": "mtia_ccp_events"}, operator("aten::mm")]
     write(tmp_path / "rank0.json", document(foreign, rank=0, world=1))
@@ -86,9 +76,3 @@ def test_steps_are_found_under_the_categories_of_old_and_other_builds(category, 
     events = [span("ProfilerStep#7", cat=category), kernel()]
     trace = read_kineto(write(tmp_path / "rank0.json", document(events)))
     assert steps_of(trace) == (7,)
-
-
-def test_the_layout_that_ascend_writes_is_one_line(tmp_path):
-    path = tmp_path / "rank0.json"
-    path.write_text(json.dumps(ASCEND))
-    assert [gap.code for gap in read_kineto(str(path)).gaps] == ["foreign_device"]

@@ -11,7 +11,6 @@ import pytest
 from support.traces.recordings import PUBLIC, existing
 
 from debubble.errors import NotATrace, TraceError
-from debubble.trace.captures import recognise
 from debubble.trace.columns import KernelKind, Operation
 from debubble.trace.nsight.read import read_nsight
 
@@ -380,16 +379,6 @@ def test_a_damaged_database_is_an_error_that_names_the_file(export, cut):
     assert caught.value.file == str(export.path)
 
 
-def test_a_damaged_schema_that_is_not_even_text_is_an_error_too(export):
-    export.kernel("gemm", 0, 10)
-    export.db.commit()
-    export.db.close()
-    damaged = export.path.read_bytes().replace(b"TABLE ThreadNames", b"TABLE \xadhreadN(mes")
-    export.path.write_bytes(damaged)
-    with pytest.raises(TraceError, match="cannot be read"):
-        read_nsight(str(export.path))
-
-
 def test_a_kernel_table_without_times_is_an_error_that_names_the_column(tmp_path):
     path = tmp_path / "odd.sqlite"
     with closing(sqlite3.connect(path)) as db:
@@ -400,12 +389,6 @@ def test_a_kernel_table_without_times_is_an_error_that_names_the_column(tmp_path
         )
     with pytest.raises(TraceError, match="no column end"):
         read_nsight(str(path))
-
-
-def test_text_where_numbers_belong_does_not_stop_the_reader(export):
-    export.kernel("gemm", "100", "200 ns")
-    (trace,) = export.read()
-    assert trace.kernels.duration_ns.tolist() == [100]
 
 
 def test_reading_writes_nothing_beside_the_file(export, monkeypatch):
@@ -425,11 +408,6 @@ def test_reading_writes_nothing_beside_the_file(export, monkeypatch):
     assert [uri.rsplit("?", maxsplit=1)[1] for uri in opened] == ["mode=ro&immutable=1"]
     assert [p.name for p in export.path.parent.iterdir()] == [export.path.name]
     assert export.path.read_bytes() == before
-
-
-def test_a_database_is_known_by_its_first_bytes(export):
-    export.db.commit()
-    assert recognise(str(export.path)).format == "nsight"
 
 
 def test_the_public_two_gpu_export_reads_with_its_all_to_alls_as_collectives():

@@ -73,21 +73,6 @@ def test_prefixes_globs_and_names_find_what_lies_there(store):
     assert figures(read_run(find_run([f"{url}/rank2.json.gz"]))) == here[2:3]
 
 
-def test_captures_are_told_apart_by_prefix(store):
-    for number in (10, 20):
-        store.put_folder(H200 / "1f1b_p2_m4", f"several/iteration_{number}")
-    found = find_run(["s3://bucket/several"])
-    assert [capture.name for capture in found.captures] == ["iteration_10", "iteration_20"]
-
-
-def test_a_sidecar_beside_an_object_is_read(store):
-    said = {"schema": "debubble.sidecar/1", "rank": 0, "tags": {"change": "none"}}
-    url = store.put("beside/rank0.json", document([kernel()], rank=0, world=1))
-    store.put("beside/rank0.debubble.json", json.dumps(said).encode())
-    [sidecar] = read_run(find_run([url])).sidecars
-    assert sidecar.tags == {"change": "none"}
-
-
 def test_the_first_bytes_are_enough_to_tell_what_an_object_is(store, long_trace):
     packed = store.put("first/rank0.json.gz", long_trace)
     plain = store.put("first/rank1.json", gzip.decompress(long_trace))

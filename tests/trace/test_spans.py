@@ -171,32 +171,6 @@ def test_a_timeline_of_bytedance_has_a_process_a_replica_and_threads_that_say_wh
     assert analysis.pipeline.bubble_fraction == pytest.approx(bubble, abs=1e-6)
 
 
-def test_the_production_job_tells_the_same_as_a_timeline(tmp_path, public_data):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = public_data / "bytedance-straggler-ST" / "trace-ST.parquet"
-    rows = parquet.read_table(path).to_pylist()
-    steps = sorted({row["step"] for row in rows})[:5]
-    begins = dict(zip(steps, range(0, 100, 20), strict=False))
-    events, threads = [], {}
-    for row in (row for row in rows if row["step"] in begins):
-        place = (row["dp_rank"], 5 * row["rank"] + ("send" in row["optype"]))
-        threads[place] = f"PP rank {row['stage']}, TP rank 0, compute"
-        args = {"step": row["step"], "model_chunk": row["mc"], "seq_id": row["seq_id"]}
-        args["mb_id"] = row["mb_id"] if row["optype"].endswith("compute") else None
-        events.append({"name": row["optype"], "ph": "X", "pid": place[0], "tid": place[1],
-                       "ts": 1e6 * (begins[row["step"]] + row["start_ts"]),
-                       "dur": 1e6 * row["duration"], "args": args})  # fmt: skip
-    for (pid, tid), name in threads.items():
-        events.append({"name": "thread_name", "ph": "M", "pid": pid, "tid": tid,
-                       "args": {"name": name}})  # fmt: skip
-    analysis = debubble.analyse(put(tmp_path, events))
-    table = debubble.analyse(str(path.parent)).pipelines[0]
-    windows = {window.step: window.bubble_fraction for window in table.windows}
-    for window in analysis.pipelines[0].windows:
-        assert window.bubble_fraction == pytest.approx(windows[window.step], abs=1e-4)
-    assert (analysis.causes[0].cause, analysis.causes[0].stage) == ("imbalance", 3)
-
-
 def megatron_app(step, rank, number, kind, start, length, *, tensor=0):
     """As its aggregate.py writes it; neither microbatch nor chunk, and spans inside spans."""
     args = {

@@ -101,10 +101,12 @@ def keep_what_was_waited_for(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     """
     kernels, launches = trace.kernels, trace.launches
     rows = np.flatnonzero(kernels.launch >= 0)
+    if not len(rows):
+        return trace, None
     calls = kernels.launch[rows]
     returned = launches.start_ns + launches.duration_ns
     end_ns = kernels.start_ns[rows] + kernels.duration_ns[rows]
-    delay_ns = int((kernels.start_ns[rows] - launches.start_ns[calls]).min(initial=_NEVER))
+    delay_ns = int((kernels.start_ns[rows] - launches.start_ns[calls]).min())
     latest_ns = 2 * _rounding(trace) + max(delay_ns, 0)
     waits = np.flatnonzero(_calls(trace, _WAITS_FOR_ALL))
     left_out = np.zeros(len(kernels), dtype=bool)
@@ -112,7 +114,7 @@ def keep_what_was_waited_for(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
         of_thread = waits[launches.thread[waits] == thread][:-1]
         following = np.searchsorted(launches.start_ns[of_thread], returned[calls])
         waited = np.flatnonzero(following < len(of_thread))
-        late = end_ns[waited] > returned[of_thread[following[waited]]] + latest_ns
+        late = end_ns[waited] - returned[of_thread[following[waited]]] > latest_ns
         if 2 * int(late.sum()) < len(waited):
             left_out[rows[waited[late]]] = True
     if not left_out.any():

@@ -89,11 +89,17 @@ DEFAULT_LIMITS = Limits()
 
 
 class Source:
-    """One file, opened as often as asked; remembers how much came out and why it stopped."""
+    """One file, opened as often as asked; remembers how much came out and why it stopped.
 
-    def __init__(self, file: str, limits: Limits = DEFAULT_LIMITS) -> None:
+    `text` is what to read in place of the file: it was made of it, and is as it is.
+    """
+
+    def __init__(
+        self, file: str, limits: Limits = DEFAULT_LIMITS, text: bytes | None = None
+    ) -> None:
         self.file = file
         self.limits = limits
+        self.text = text
         self.compressed_bytes = 0
         self.inflated_bytes = 0
         self.damage = ""
@@ -105,6 +111,11 @@ class Source:
         """
         self.compressed_bytes = self.inflated_bytes = 0
         self.damage = ""
+        if self.text is not None:
+            self.inflated_bytes = len(self.text)
+            for start in range(0, len(self.text), PIECE_BYTES):
+                yield self.text[start : start + PIECE_BYTES]
+            return
         with closing(open_binary(self.file)) as stream:
             first = self._read(stream, len(GZIP_MAGIC))
             if first.startswith(GZIP_MAGIC):

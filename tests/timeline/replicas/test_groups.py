@@ -45,6 +45,18 @@ def test_lanes_that_share_stages_are_one_replica(names):
     assert set(joined.keys) == {data_group(rank) for rank in range(8)}
 
 
+def test_peers_of_context_parallelism_are_no_replicas_though_they_reduce_nothing_in_a_pass():
+    groups = (
+        Group(name="1", description="CONTEXT_PARALLEL_GROUP", ranks=(0, 1)),
+        Group(name="2", description="DATA_PARALLEL_GROUP_WITH_CP", ranks=(0, 1)),
+    )
+    reductions = [(1, step, step * STEP_NS, step * STEP_NS + MS, False) for step in range(5)]
+    ranks = {rank: collectives(groups, reductions) for rank in range(2)}
+    assert judge_replicas(ranks, {0: (0,), 1: (1,)}, figures({0: (0,), 1: (1,)})) is None
+    apart = {rank: collectives(groups[1:], [(0, *row[1:]) for row in reductions]) for rank in ranks}
+    assert judge_replicas(apart, {0: (0,), 1: (1,)}, figures({0: (0,), 1: (1,)})) is not None
+
+
 def test_a_slow_lane_makes_its_replica_late():
     chance = np.random.default_rng(0)
     ranks = {}

@@ -33,11 +33,13 @@ def _with_counts(baseline: Baseline, counts: Iterable[int]) -> Iterator[Idea | R
             if cuts_evenly(baseline, change):
                 yield Idea(lever="microbatches", change=change)
             else:
+                replicas = baseline.setting.data_parallel or 1
                 samples = (baseline.setting.microbatch_size or 1) * baseline.source.microbatches
+                on = f" on {replicas} replicas" if replicas > 1 else ""
                 yield Refusal(
                     lever="microbatches",
                     change=change,
-                    reason=f"a batch of {samples} samples does not cut into {count}",
+                    reason=f"a batch of {samples * replicas} samples does not cut into {count}{on}",
                 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 import msgspec
@@ -322,6 +323,8 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
 def _run_part(analysis: Analysis) -> RunPart:
     run, pipeline = analysis.run, analysis.pipeline
     known = pipeline.ranks[0].parallelism
+    if known.data is None and analysis.replicas is not None:  # DeepSpeed's groups have no names
+        known = replace(known, data=len(analysis.replicas.replicas))
     uncertainty_s = analysis.timeline.clock_uncertainty_ns / NS_PER_S if pipeline.one_run else None
     return RunPart.of(
         pipeline,

@@ -8,9 +8,9 @@ one, and what the others' lasts longer is their wait. Three replicas at one redu
     replica 2   compute ────────────┤ waits ·······│ data goes around │
 
 Ranks that share a stage for tensor, context or expert parallelism lie side by side as replicas do:
-a pipeline each, as far as messages tell. Their collectives stand in the middle of forward passes,
-where a gradient is never reduced; fully sharded weights are gathered there too, so a group that is
-called after data parallelism is believed.
+a pipeline each, as far as messages tell. Their groups are called so; or their collectives stand in
+the middle of forward passes, where a gradient is never reduced. Fully sharded weights are gathered
+there too, so a group that is called after data parallelism is believed.
 
 What evening them out would save: a collective begins on a replica when its gradients are there and
 the group's collective before it is through; it ends when all have begun and the data has gone
@@ -106,6 +106,13 @@ def join_groups(
             members.setdefault(key, set()).add(rank)
             inner[key] = inner.get(key, False) or shares
     stages = [{places[rank][0] for rank in members[key]} for key in members if inner[key]]
+    # Context parallelism may pass blocks around and reduce nothing: its group tells all the same.
+    named = {group for found in collectives.values() for group in found.groups}
+    stages += [
+        {places[rank][0] for rank in group.ranks if rank in places}
+        for group in named
+        if role_of(group) is Role.INNER and across.get(group.ranks) and group.ranks
+    ]
     replica = _unite(stages, pipelines)
     keys = tuple(
         key

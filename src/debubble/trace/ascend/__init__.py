@@ -30,7 +30,7 @@ import numpy as np
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.columns import LAST_NS, KernelKind, merge
 from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_json, rank_from_name
-from debubble.trace.kineto import read_kineto, read_kineto_text
+from debubble.trace.kineto import read_kineto
 from debubble.trace.source import DEFAULT_LIMITS, HELD_BYTES, Limits, inflate, is_url
 from debubble.units import NS_PER_US, counted
 
@@ -128,7 +128,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:
         "baseTimeNanoseconds": base_ns,
         "traceEvents": rows,
     }
-    trace = read_kineto_text(msgspec.json.encode(header), known.file, NAME, limits)
+    trace = read_kineto(known.file, limits, msgspec.json.encode(header))
     gaps += trace.gaps
     messages = int((trace.kernels.kind == KernelKind.PEER).sum())
     if messages:
@@ -140,8 +140,8 @@ def read(known: TraceFile, limits: Limits) -> Reading:
             rank=known.rank,
         )
         gaps = (*gaps, gap)
-    told = replace(trace, rank=known.rank, events=len(events), inflated_bytes=size, gaps=gaps)
-    return Reading(traces=(told,))
+    whose = replace(trace, format=NAME, rank=known.rank, gaps=gaps)
+    return Reading(traces=(replace(whose, events=len(events), inflated_bytes=size),))
 
 
 def _decode(data: bytes, known: TraceFile) -> tuple[Sequence[_Event], tuple[Gap, ...]]:

@@ -2,9 +2,9 @@
 
 from debubble.trace.format import Format
 from debubble.trace.kineto.document import NAME, recognise
-from debubble.trace.kineto.read import read_kineto, read_kineto_text, read_known
+from debubble.trace.kineto.read import read_kineto, read_known
 
-__all__ = ["FORMAT", "read_kineto", "read_kineto_text"]
+__all__ = ["FORMAT", "read_kineto"]
 
 FORMAT = Format(
     name=NAME,

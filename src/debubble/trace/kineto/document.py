@@ -29,7 +29,14 @@ from debubble.trace.kineto.events import (
     scan_json,
 )
 from debubble.trace.kineto.operators import check_ranks
-from debubble.trace.kineto.walk import BORDER, MOST_MALFORMED, Stretch, sift, walk_events
+from debubble.trace.kineto.walk import (
+    BORDER,
+    MOST_MALFORMED,
+    Stretch,
+    sift,
+    step_over,
+    walk_events,
+)
 from debubble.trace.source import Source
 from debubble.units import NS_PER_S, NS_PER_US, show_bytes, show_count, show_first
 
@@ -43,7 +50,6 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 # Event borders are looked for in the last bytes of a piece; an event is some 300 bytes long.
 _BORDER_WINDOWS = (2_048, 65_536, MAX_HELD_BYTES)
 
-_WHITESPACE = re.compile(r"[ \t\r\n]*")
 _BOM = "\u00ef\u00bb\u00bf"  # a byte order mark, read one character a byte
 
 _VERSION_FIELDS = {
@@ -239,11 +245,11 @@ def scan_opening(data: bytes) -> Opening:
     """Read the fields before the events from the first bytes of a document."""
     text = data.decode("latin-1")
     fields: dict[str, Any] = {}
-    position = _skip(text, len(_BOM) if text.startswith(_BOM) else 0)
+    position = step_over(text, len(_BOM) if text.startswith(_BOM) else 0)
     if position == len(text):
         return Opening(fields=fields)
     if text[position] == "[":
-        first = _skip(text, position + 1)
+        first = step_over(text, position + 1)
         holds_events = text[first : first + 1] in {"{", "]"}
         events_at = position + 1 if holds_events else -1
         return Opening(fields=fields, events_at=events_at, bare=True, ended=first < len(text))
@@ -261,16 +267,14 @@ def _scan_members(
 ) -> tuple[int, bool]:
     """Fill `fields` from `position` on; return where they end, and whether at a list of events."""
     while True:
-        position = _skip(text, position)
-        if text[position] == ",":
-            position = _skip(text, position + 1)
+        position = step_over(text, position)
         if text[position] == "}":
             return position + 1, False
         key, position = scan_json(text, position)
-        position = _skip(text, position)
+        position = step_over(text, position)
         if text[position] != ":" or not isinstance(key, str):
             raise ValueError("not an object")
-        position = _skip(text, position + 1)
+        position = step_over(text, position + 1)
         if key == EVENTS_FIELD and text[position] == "[":
             return position + 1, True
         start = position
@@ -290,7 +294,7 @@ def scan_trailing_fields(data: bytes, *, bare: bool = False) -> tuple[dict[str, 
             position, events_again = _scan_members(data, text, 0, fields)
     except (ValueError, IndexError, RecursionError):
         return fields, False
-    return fields, not events_again and _skip(text, position) == len(text)
+    return fields, not events_again and step_over(text, position) == len(text)
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
@@ -348,11 +352,6 @@ def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
         hint="give files written by torch.profiler's export_chrome_trace",
         file=file,
     )
-
-
-def _skip(text: str, position: int) -> int:
-    found = _WHITESPACE.match(text, position)
-    return found.end() if found else position
 
 
 class _Checked:

@@ -6,8 +6,6 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -288,34 +286,28 @@ def read_known(known: TraceFile, limits: Limits) -> Reading:
     return Reading(traces=(read_kineto(known.file, limits),))
 
 
-def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS) -> RankTrace:
-    """Read and reduce one file. Raises `TraceError` only when nothing of use is in it."""
-    document, reducer = _gather(file, limits, cpu_operators=None)
+def read_kineto(file: str, limits: Limits = DEFAULT_LIMITS, text: bytes | None = None) -> RankTrace:
+    """Read and reduce one file, or the text that was made of it in Kineto's form.
+
+    Raises `TraceError` only when nothing of use is in it.
+    """
+    source = Source(file, limits, text)
+    document, reducer = _gather(source, cpu_operators=None)
     if not len(reducer.device) and not document.cpu_operators:
-        document, reducer = _gather(file, limits, cpu_operators=True)
+        document, reducer = _gather(source, cpu_operators=True)
     if not sum(reducer.counts.values()) + document.skipped:
         raise _nothing_in(document)
     return make_trace(document, reducer)
 
 
-def read_kineto_text(data: bytes, file: str, format_name: str, limits: Limits) -> RankTrace:
-    """Read a trace that was made of a file of another format, as one of that file."""
-    with TemporaryDirectory() as place:
-        path = Path(place) / "rank.json"
-        path.write_bytes(data)
-        trace = read_kineto(str(path), limits)
-    gaps = tuple(replace(gap, file=file) for gap in trace.gaps)
-    return replace(trace, file=file, format=format_name, gaps=gaps)
-
-
-def _gather(file: str, limits: Limits, *, cpu_operators: bool | None) -> tuple[Document, Reducer]:
+def _gather(source: Source, *, cpu_operators: bool | None) -> tuple[Document, Reducer]:
     """Run the stream through the reducer.
 
     CPU operators are a third of a trace and of no use beside kernels. Unless told, they are read
     only where the header names no device; a device whose kernels then do not come costs a second
     reading.
     """
-    document = Document(Source(file, limits), cpu_operators=cpu_operators)
+    document = Document(source, cpu_operators=cpu_operators)
     reducer = Reducer()
     collecting = gc.isenabled()
     gc.disable()  # events form no cycles: the collector would only cost time

@@ -227,7 +227,7 @@ def walk_events(data: bytes, *, final: bool) -> Walk:
     # One character a byte: positions in the text are positions in the data.
     text = data.decode("latin-1")
     walk = Walk()
-    position = _skip(text, 0)
+    position = step_over(text, 0)
     while position < len(text) and walk.malformed <= MOST_MALFORMED:
         if text[position] == "]":
             walk.closed = True
@@ -242,7 +242,7 @@ def walk_events(data: bytes, *, final: bool) -> Walk:
                 walk.consumed = position
                 return walk
             _note(walk, data[position : position + 80])
-            position = len(text) if border is None else _skip(text, border.end(1))
+            position = len(text) if border is None else step_over(text, border.end(1))
             continue
         try:
             event = _to_event(data[position:end], value, walk) if isinstance(value, dict) else None
@@ -252,7 +252,7 @@ def walk_events(data: bytes, *, final: bool) -> Walk:
             _note(walk, data[position:end])
         else:
             walk.events.append(event)
-        position = _skip(text, end)
+        position = step_over(text, end)
     walk.consumed = position
     return walk
 
@@ -297,7 +297,8 @@ def _next_border(data: bytes, position: int, failed_at: int) -> re.Match[bytes] 
     return BORDER.search(data, brace if brace >= 0 else max(failed_at, position + 1))
 
 
-def _skip(text: str, position: int) -> int:
+def step_over(text: str, position: int) -> int:
+    """Return where the next value begins, beyond blanks and commas."""
     found = _SKIPPED.match(text, position)
     return found.end() if found else position
 

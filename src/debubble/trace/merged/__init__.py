@@ -17,7 +17,7 @@ import msgspec
 from debubble.errors import NotATrace
 from debubble.trace.columns import RankTrace
 from debubble.trace.format import Format, Reading, TraceFile, decode_json
-from debubble.trace.kineto import read_kineto_text
+from debubble.trace.kineto import read_kineto
 from debubble.trace.source import HELD_BYTES, Limits, inflate
 
 NAME = "merged traces"
@@ -83,7 +83,7 @@ def _read_rank(
     about = {**header, "distributedInfo": {"rank": rank, "world_size": world}}
     opening = msgspec.json.encode(about)[:-1]
     text = b'%b, "traceEvents": [%b]}' % (opening, b",\n".join(events))
-    return replace(read_kineto_text(text, file, NAME, limits), rank=rank)
+    return replace(read_kineto(file, limits, text), format=NAME, rank=rank)
 
 
 FORMAT = Format(
