@@ -57,7 +57,7 @@ def test_waits_for_ranks_without_a_trace_are_no_bottleneck(tmp_path, ranks):
     files = " ".join(f"tests/data/h200/fwd_closed_m4/rank{rank}.json.gz" for rank in ranks)
     answer = type_command(f"debubble find {files}", tmp_path).text
     assert "bottleneck" not in answer
-    assert "Waits for ranks without a trace cannot be told from gaps" in answer
+    assert "Waits for ranks without a trace are unexplained" in answer
     data = json.loads(type_command(f"debubble find {files} --json", tmp_path).text)
     assert data["bottleneck"] is None
     assert "without a trace" in data["unknown"]["bottleneck"]
@@ -122,9 +122,7 @@ def test_ranks_of_two_runs_are_told_apart_and_no_bubble_is_invented(tmp_path):
     rewritten(tmp_path, "1f1b_p3_m7", keep="12")
     rewritten(tmp_path, "1f1b_p2_m4", keep="0")
     answer = type_command("debubble find .", tmp_path)
-    assert answer.text.startswith(
-        "The bubble cannot be told: these ranks are not of one run. Busy:"
-    )
+    assert answer.text.startswith("Bubble unknown: these ranks are not of one run. Busy:")
     assert "their jobs had different numbers of ranks" in answer.text
     assert "hop " not in answer.text
     data, codes = codes_of(tmp_path)

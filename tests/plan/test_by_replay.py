@@ -87,4 +87,4 @@ def test_a_recorded_run_that_is_missed_gets_what_its_replay_prices():
     answer = debubble.plan(api.analyse(DUALPIPE))
     assert answer.options
     assert all(option.by_replay for option in answer.options)
-    assert any("It misses the run in " in said for said in answer.findings)
+    assert any("Largest errors: " in said for said in answer.findings)

@@ -97,7 +97,7 @@ def test_layers_without_room_hold_no_token():
     ("lacks", "said"),
     [
         ({"memory": None}, "do not tell what weights and work space take"),
-        ({"limits": (None,) * 4}, "the memory of a device is not known"),
+        ({"limits": (None,) * 4}, "the memory of a device is unknown"),
         ({"schedule": "1f1b"}, "this run trains"),
     ],
 )

@@ -36,7 +36,7 @@ def test_one_change_is_captured_before_and_after(tmp_path):
     assert (made.compared.verdict.value, made.gaps) == ("better", ())
     assert -0.001 < excess(made.before) < 0.001
     found = demo_json(made, "", tmp_path, [])["found"]
-    assert "Stage 3 on rank 3 takes 1.7 times the average stage; equal stages" in found
+    assert "Stage 3 on rank 3 takes 1.7 times the average stage; balanced stages" in found
 
 
 def test_a_disturbed_capture_is_made_anew(tmp_path):

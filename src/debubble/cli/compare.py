@@ -52,7 +52,14 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     return frozenset(Verdict(word) for word in words)
 
 
-@click.command("compare", cls=Verb)
+@click.command(
+    "compare",
+    cls=Verb,
+    examples=(
+        "debubble compare before/ after/",
+        "debubble compare main traces/ --fail-on worse,unsafe_memory",
+    ),
+)
 @click.argument("before")
 @click.argument("after")
 @pipeline_option
@@ -60,7 +67,7 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     "--threshold",
     type=parse_share,
     metavar="SHARE",
-    help="Smallest change that matters.  [default: what repeated runs differ by]",
+    help="Smallest change that matters.  [default: the spread of repeated runs]",
 )
 @input_option(
     "--tokens",
@@ -75,13 +82,15 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     help="Answer of `plan --json` to BEFORE.  [default: what `plan --save` kept of it]",
 )
 @question_option(
-    "--change", metavar="WORDS", help="Option of that plan that was made, if it is not seen."
+    "--change",
+    metavar="WORDS",
+    help="Option of that plan that was applied, if it is not recognised.",
 )
 @limit_option(
     "--fail-on",
     type=parse_verdicts,
     metavar="VERDICT,...",
-    help="Verdicts with which the exit code is 1.",
+    help="Verdicts for which the exit code is 1.",
 )
 @report_options
 @store_option
@@ -103,9 +112,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     reader: Reader,
     manners: Manners,
 ) -> None:
-    """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
+    """Compare the runs BEFORE and AFTER a change: traces, or names in the history.
 
-    Commas join captures of one setting. Results of load generators are compared, too.
+    Commas join captures of one setting. Result files of load generators are taken, too.
     """
     from debubble.measure.compare import DEFAULT_THRESHOLD, compare, compare_causes
     from debubble.measure.comparison import Verdict

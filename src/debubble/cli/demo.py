@@ -49,7 +49,7 @@ WHAT_IT_IS = (
 )
 
 
-@click.command("demo", cls=Verb)
+@click.command("demo", cls=Verb, examples=("debubble demo", "debubble demo --schedule gpipe"))
 @output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -70,7 +70,7 @@ WHAT_IT_IS = (
     type=int,
     default=BEFORE.microbatches,
     show_default=True,
-    help="Microbatches in a step before the change.",
+    help="Microbatches per step before the change.",
 )
 @output_options
 def command(

@@ -80,7 +80,7 @@ def _doubt(pipeline: PipelineFigures, allowed: float, gaps: Sequence[Gap]) -> st
                 return f"is doubted: {place('', gap.rank)}{gap.message}"
             moves_ns += gap.moves_ns
     if bubble is None or not pipeline.one_run:
-        return "cannot be told"
+        return "is unknown"
     if pipeline.absent:
         return f"is of a part, with {no_trace_of(pipeline.absent)}"
     if pipeline.cut:

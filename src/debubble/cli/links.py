@@ -122,11 +122,12 @@ fail_on_option = limit_option(
 @click.group(
     "links",
     cls=WithDefault,
+    examples=("debubble links traces/", "debubble links run --ranks 2 --size 8MiB"),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Tell whether it is the wire: each hop's time, its health, and what it costs the batch."""
+    """Judge each hop: its time and bandwidth, whether it is slow, and what it costs the batch."""
 
 
 @command.command("read")
@@ -136,14 +137,14 @@ def command() -> None:
     "history_files",
     multiple=True,
     metavar="FILE",
-    help="Earlier answer (--json) to hold hops against.",
+    help="Earlier answer (--json) to compare hops with.",
 )
 @input_option(
     "--class",
     "classes",
     multiple=True,
     metavar="[A:B=]NAME",
-    help="Kind of wire, of all hops or of one pair.",
+    help="Link type, of all hops or of one pair.",
 )
 @input_option(
     "--topology",
@@ -203,7 +204,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
 )
 @question_option("--size", metavar="SIZE", help="Size of the job's own messages, such as 8MiB.")
 @question_option(
-    "--backend", type=click.Choice(["nccl", "gloo"]), help="Backend; by default as torch would."
+    "--backend", type=click.Choice(["nccl", "gloo"]), help="Backend.  [default: torch's own]"
 )
 @output_option(
     "--out", metavar="FILE", default="links.json", show_default=True, help="File to write."

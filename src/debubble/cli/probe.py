@@ -62,12 +62,12 @@ _device_options = gathered(
     "device_words",
     _device_words,
     question_option(
-        "--tokens", metavar="N,N", help="Tokens of a microbatch: two sizes or more to time."
+        "--tokens", metavar="N,N", help="Tokens per microbatch: two or more sizes to time."
     ),
     question_option(
         "--copies", type=click.IntRange(min=1), metavar="N", help="Ranks that share this device."
     ),
-    question_option("--forward-only", is_flag=True, help="Forward passes alone: no training."),
+    question_option("--forward-only", is_flag=True, help="Forward passes only (inference)."),
 )
 
 
@@ -99,7 +99,7 @@ _wire_options = gathered(
         "--bandwidth",
         type=parse_rate,
         metavar="RATE",
-        help="Bandwidth of a hop, such as 50GB/s: none is measured.",
+        help="Bandwidth of a hop, such as 50GB/s, instead of measuring it.",
     ),
     input_option(
         "--latency",
@@ -120,7 +120,14 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     return found
 
 
-@click.command("probe", cls=Verb)
+@click.command(
+    "probe",
+    cls=Verb,
+    examples=(
+        "debubble probe model.py:build --tokens 4096,8192 --stages 2,4",
+        "debubble probe transformer:layers=16,width=1024,heads=8,vocab=32000 --tokens 2048,4096",
+    ),
+)
 @click.argument("model")
 @_device_options
 @_wire_options
@@ -130,7 +137,7 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     default="8",
     show_default=True,
     metavar="N,...",
-    help="Microbatches of a batch to try.",
+    help="Microbatches per batch to try.",
 )
 @memory_limit_option
 @input_option(
@@ -139,12 +146,14 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     default=0.0,
     show_default=True,
     metavar="TIMES",
-    help="State of the optimizer, in times of the weights.",
+    help="Optimizer state, as a multiple of the weights.",
 )
 @output_option(
     "--out", default="probe.debubble.json", show_default=True, metavar="FILE", help="File to write."
 )
-@output_option("--tables", metavar="FOLDER", help="Tables of a step of each size, for `plan`.")
+@output_option(
+    "--tables", metavar="FOLDER", help="Folder for tables of a step of each size, for `plan`."
+)
 @force_option
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -161,7 +170,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     force: bool,
     manners: Manners,
 ) -> None:
-    """Time the layers of MODEL on one device, and plan pipelines of it before there is a cluster.
+    """Time the layers of MODEL on one device, and predict pipelines of it without a cluster.
 
     MODEL is file.py:function or module:function, which returns its modules and a function from
     tokens to a batch; transformer:layers=16,width=1024,heads=8,vocab=32000; or a file that an

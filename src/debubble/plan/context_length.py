@@ -17,7 +17,7 @@ from debubble.plan.plan import Plan
 
 # Standard deviations to either side that hold four of five.
 _FOUR_OF_FIVE = 1.2816
-_MEMORY = "what a microbatch in flight holds grows as tokens do"
+_MEMORY = "the memory of a microbatch in flight scales with tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

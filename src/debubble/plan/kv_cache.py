@@ -137,7 +137,7 @@ def plan_cache(baseline: Baseline, cache: Cache, quickest: tuple[int, ...] | Non
     held = (
         f"the measured run held a cache of {show_count(cache.measured_tokens)} tokens"
         if cache.measured_tokens
-        else "the measured peak holds no KV cache; say how large it was with --kv-tokens-measured"
+        else "the measured peak is taken to hold no KV cache; else give --kv-tokens-measured"
     )
     return CachePlan(
         cache=cache,
@@ -155,17 +155,17 @@ def _checked(baseline: Baseline) -> tuple[tuple[int, ...], MemoryCosts]:
         )
     if baseline.source.split is None:
         raise UsageError(
-            "how many layers each stage has is not known",
-            hint="say it with --layers, such as 4,4,4,4",
+            "the layers of each stage are unknown",
+            hint="give --layers, such as 4,4,4,4",
         )
     if baseline.memory is None:
         raise UsageError(
-            "the traces do not tell what weights and work space take",
+            "the memory of weights and work space is not in the traces",
             hint="record with profile_memory=True",
         )
     if None in baseline.limits:
         raise UsageError(
-            "the memory of a device is not known", hint="say it with --memory-limit, such as 80GiB"
+            "the memory of a device is unknown", hint="give --memory-limit, such as 80GiB"
         )
     return baseline.source.split, baseline.memory
 

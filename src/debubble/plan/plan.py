@@ -49,7 +49,7 @@ from debubble.timeline.model import Timeline
 from debubble.timeline.steps import numbered
 from debubble.units import show_bytes
 
-_NEVER_ENDS = "posted as this run posts them, its messages would wait for each other in a circle"
+_NEVER_ENDS = "it would deadlock with messages posted as in this run"
 # Of all combinations of a kind so many are looked at closely and shown.
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
@@ -133,17 +133,17 @@ class Plan:
     def unseen(self, option: Option) -> str:
         """Return why the run cannot show what an option does; empty where it can."""
         if option.change.defer_receives:
-            return "no recording shows deferred receives"
+            return "deferred receives were never measured"
         if cuts_untold(self.baseline, option.change):
-            return "the run does not show how much of a backward pass weight gradients take"
+            return "the time of weight gradients is not measured"
         if self.overlap is not None and self.overlap.slowdown is None and option.lever == "overlap":
-            return "nothing overlaps in this run"
+            return "this run has no overlap to learn from"
         if option.lever == "recompute" and option.headroom is None:
-            return "the traces do not tell how memory grows"
+            return "memory growth is unknown"
         pooled = self.baseline.pooled
         two_sizes = pooled is not None and not pooled.same_tokens
         if self.baseline.microbatch_scale(option.change) < 1 and not two_sizes:
-            return "the run has microbatches of one size (add one of another size with --also)"
+            return "this run has one microbatch size only (add a run of another size with --also)"
         return ""
 
     def baseline_for(self, option: Option) -> Baseline:

@@ -58,7 +58,7 @@ class Tokens:
             measured = self.of_run(baseline)
             if measured is None:
                 raise UsageError(
-                    "how many tokens a microbatch has as it is cannot be told",
+                    "the tokens of a microbatch are unknown",
                     hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
                 )
             scale /= measured
@@ -204,9 +204,7 @@ class ChangeRequest:
         if order is not None:
             microbatches = 1 + max(action.microbatch for actions in order for action in actions)
         if self.hold is not None and microbatches is None:
-            raise UsageError(
-                "--hold says something of --microbatches only", hint="add --microbatches N"
-            )
+            raise UsageError("--hold needs --microbatches", hint="add --microbatches N")
         if microbatches == baseline.source.microbatches:
             microbatches = None
         if microbatches is not None and microbatches < 1:

@@ -43,7 +43,7 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
     if found.predicted is not None:
         sentence = found.predicted.sentence
         page.findings.insert(0, f"{found.predicted.change}: {sentence}.")
-    numbers = Table(columns=("number", "before", "after", "change", "95 % of it in", "p", "n"))
+    numbers = Table(columns=("number", "before", "after", "change", "95 % CI", "p", "n"))
     for name, delta in found.delta.items():
         first, second = delta.before, delta.after
         if first is None and second is None:
@@ -63,7 +63,7 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
             str(change.rank),
             show_known(change.before_bytes, show_bytes),
             show_known(change.after_bytes, show_bytes),
-            show_known(change.headroom_bytes, show_bytes, "not known"),
+            show_known(change.headroom_bytes, show_bytes, "unknown"),
             "unsafe" if change.unsafe else "",
         )
     page.tables = [numbers, *_cause_tables(found), *([memory] if found.memory else [])]
@@ -80,9 +80,7 @@ def _cause_tables(found: CompareAnswer) -> list[Table]:
     """Lay out where the time went on both sides; nothing where a side has no account."""
     if not found.causes:
         return []
-    table = Table(
-        columns=("cause", "before", "after", "change"), title="where the time goes, on both sides"
-    )
+    table = Table(columns=("cause", "before", "after", "change"), title="where the time goes")
     for one in found.causes:
         if max(one.before_fraction, one.after_fraction) < _SHOWN:
             continue

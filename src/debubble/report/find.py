@@ -18,6 +18,7 @@ from debubble.report.answers.find import (
 from debubble.report.answers.ledger import (
     WITHOUT_TRACE,
     AccountPart,
+    NamedCause,
     WaitedFor,
     say_rates,
     say_remedy,
@@ -50,6 +51,10 @@ from debubble.units import (
 
 # Pipelines of one job that differ by less take as long: steps vary by as much.
 _SEVERAL, _SLOWER = 2, 0.02
+# Bullets of the short answer.
+_MOST_FINDINGS = 5
+# A cause that takes less of every rank shares a row with others.
+_SMALL = 0.02
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 # As many ranks as fit beside each other on a terminal.
@@ -60,27 +65,28 @@ _FOLDED_COLUMNS = 5
 _MOST_REPLICAS = 8
 
 
-def find_page(found: FindAnswer, next_command: str = "") -> Page:
-    """Lay out the answer: the bubble against theory, why and whose it is, then stages and hops."""
-    page = Page(answer=found.verdict)
-    sentences = [f"{named.sentence}." for named in found.named]
-    if found.bottleneck is not None:
-        sentences.insert(0, f"{found.bottleneck.sentence}.")
-    if found.ledger is not None and any(
-        pipeline.missing_ranks
-        for pipeline in found.pipelines
-        if pipeline.pipeline == found.shown_pipeline
-    ):
-        sentences.append(f"{WITHOUT_TRACE}.")
-    page.findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
-    if found.replicas is not None:
-        first = 0 if found.replicas.verdict == DRAGS else len(page.findings)
-        if found.named and found.named[0].cause == Cause.WORKER and found.bottleneck is None:
-            first = max(first, 1)  # the device comes before the replica that it drags
-        page.findings.insert(first, found.replicas.sentence)
+def find_page(found: FindAnswer, next_command: str = "", *, details: bool = True) -> Page:
+    """Lay out the answer: the bubble against theory, why and whose it is.
+
+    Stages, memory, hops, hosts and facts of the job are its details; so is all from the sixth
+    cause on.
+    """
+    page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
+    page.findings = _findings(found, found.named)
+    causes = [cause_table(found.ledger, found)] if found.ledger else []
+    if not details:
+        # What two causes cost together says what each of them does.
+        joint = {part for named in found.named if "+" in named.cause for part in _parts(named)}
+        named = [named for named in found.named if named.cause not in joint]
+        page.findings = _findings(found, named)[:_MOST_FINDINGS]
+        page.tables = causes or [_stage_table(found.stages)]
+        more = "; more: --details" if next_command else ""
+        page.notes = [f"{_say_run(found)}; times: {found.basis}{more}"]
+        return page
     notes = [
         say_framework(found),
         _say_run(found),
+        _say_peaks(found),
         _say_slowest(found.pipelines, streams=found.stream is not None),
         _say_job(found),
         _say_profiler(found),
@@ -94,7 +100,7 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
     ]
     page.notes = [note for note in notes if note]
     page.tables = [
-        *([cause_table(found.ledger, *_of_what(found))] if found.ledger else []),
+        *causes,
         *saving_tables(found),
         *([_phase_table(found)] if found.stream and found.stream.phases else []),
         *([_host_table(found.stream.hosts)] if found.stream and found.stream.hosts else []),
@@ -104,20 +110,41 @@ def find_page(found: FindAnswer, next_command: str = "") -> Page:
         *memory_tables(found),
         *([_hop_table(found.hops)] if found.hops else []),
     ]
-    page.gaps = list(found.warnings)
-    page.next_command = next_command
     return page
 
 
-def _of_what(found: FindAnswer) -> tuple[float | None, str]:
-    """Return what shares are of, and its name: a step's batch, or a batch's turn in a stream."""
+def _parts(named: NamedCause) -> list[str]:
+    return named.cause.split("+")
+
+
+def _findings(found: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
+    """Return the causes in sentences: what is larger than the bubble first, then by saving."""
+    sentences = [f"{named.sentence}." for named in causes]
+    if found.bottleneck is not None:
+        sentences.insert(0, f"{found.bottleneck.sentence}.")
+    if found.ledger is not None and any(
+        pipeline.missing_ranks
+        for pipeline in found.pipelines
+        if pipeline.pipeline == found.shown_pipeline
+    ):
+        sentences.append(f"{WITHOUT_TRACE}.")
+    findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
+    if found.replicas is not None:
+        first = 0 if found.replicas.verdict == DRAGS else len(findings)
+        if found.named and found.named[0].cause == Cause.WORKER and found.bottleneck is None:
+            first = max(first, 1)  # the device comes before the replica that it drags
+        findings.insert(first, found.replicas.sentence)
+    return findings
+
+
+def cause_table(account: AccountPart, found: FindAnswer) -> Table:
+    """Lay out causes by rank, as shares of the batch, what fixing them saves, and who caused them.
+
+    Small ones share a row; what is unexplained has its own.
+    """
+    of, whole_s = "the batch", found.numbers.batch_latency_s
     if found.stream is not None:
-        return found.stream.turn_s, "the time"
-    return found.numbers.batch_latency_s, "the batch"
-
-
-def cause_table(account: AccountPart, whole_s: float | None, of: str = "the batch") -> Table:
-    """Lay out causes by rank, as shares of the batch, with whom was waited for most."""
+        of, whole_s = "the time", found.stream.turn_s
     by_wait = sorted(
         range(len(account.ranks)), key=lambda place: account.ranks[place].shares[Cause.COMPUTE]
     )
@@ -129,26 +156,47 @@ def cause_table(account: AccountPart, whole_s: float | None, of: str = "the batc
     title = f"where the time goes, share of {of}"
     if len(shown) < len(account.ranks):
         title += f" ({len(shown)} of {len(account.ranks)} ranks: those that wait most)"
+    saved = {saving.cause: saving.saved_s for saving in found.savings or ()}
+    spare = "per step" if account.steps else "per batch"
     table = Table(
         columns=(
             "cause",
             *(f"rank {rank.rank}" for rank in shown),
             "all",
-            "a step" if account.steps else "a batch",
+            spare,
+            "fixing saves",
             "waited for most",
         ),
         title=title,
+        spare=(spare,),
     )
+    small = []
     for cause, share in account.shares.items():
-        if account.causes[cause]:
-            most = next((culprit for culprit in account.culprits if culprit.cause == cause), None)
-            table.add(
-                cause.replace("_", " "),
-                *(show_share(rank.shares[cause]) for rank in shown),
-                show_share(share),
-                show_seconds(share * (whole_s or 0.0)),
-                _say_waited_for(most) if most else "",
-            )
+        most = max(rank.shares[cause] for rank in account.ranks)
+        if most < _SMALL and cause != Cause.UNEXPLAINED:
+            small += [cause] if share else []
+            continue
+        if not account.causes[cause]:
+            continue
+        culprit = next((each for each in account.culprits if each.cause == cause), None)
+        fixed = saved.get(cause, 0.0)
+        table.add(
+            cause.replace("_", " "),
+            *(show_share(rank.shares[cause]) for rank in shown),
+            show_share(share),
+            show_seconds(share * (whole_s or 0.0)),
+            show_seconds(fixed) if fixed >= MATTERS / 2 * (whole_s or 0.0) else "",
+            _say_waited_for(culprit) if culprit else "",
+        )
+    if small:
+        table.add(
+            "smaller causes",
+            *(show_share(sum(rank.shares[cause] for cause in small)) for rank in shown),
+            show_share(sum(account.shares[cause] for cause in small)),
+            show_seconds(sum(account.shares[cause] for cause in small) * (whole_s or 0.0)),
+            "",
+            "",
+        )
     return table
 
 
@@ -172,8 +220,8 @@ def saving_tables(found: FindAnswer) -> list[Table]:
     error = show_share(abs(found.replay.error_fraction or 0.0))
     what, takes = ("batches", "a batch takes") if found.stream else ("steps", "batch latency")
     table = Table(
-        columns=("with", takes, "saved", "share", *worth_columns(found.rates)),
-        title=f"what it would buy, by replaying the measured {what} (error of the replay: {error})",
+        columns=("what if", takes, "saved", "share", *worth_columns(found.rates)),
+        title=f"what fixing it would save (replay of the measured {what}, error {error})",
     )
     table.rows = [
         (
@@ -194,10 +242,10 @@ def _microbatch_table(found: FindAnswer) -> list[Table]:
     if more is None or not more.options:
         return []
     table = Table(
-        columns=("with", "batch latency", "throughput", "80 % interval"),
-        title="what more microbatches would do, by simulating them as plan does",
+        columns=("what if", "batch latency", "throughput", "80 % interval"),
+        title="more microbatches (simulated)",
     )
-    table.add("as it is", show_seconds(found.numbers.batch_latency_s or 0.0), "", "")
+    table.add("unchanged", show_seconds(found.numbers.batch_latency_s or 0.0), "", "")
     for option in more.options:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         table.add(
@@ -375,7 +423,7 @@ def say_framework(found: FindAnswer) -> str:
 
 
 def _say_run(found: FindAnswer) -> str:
-    """Say which ranks, under which schedule, how long a batch takes, and what it holds."""
+    """Say which ranks, under which schedule, and how long a batch takes."""
     run, numbers, stream = found.run, found.numbers, found.stream
     shown = next(line for line in found.pipelines if line.pipeline == found.shown_pipeline)
     schedule = run.schedule or "schedule unknown"
@@ -388,12 +436,12 @@ def _say_run(found: FindAnswer) -> str:
         )
     parts = [f"ranks {show_members(shown.ranks)}", schedule]
     if stream is not None:
-        parts[1] = "no batch was captured from the first stage to the last"
+        parts[1] = "no batch was captured from first to last stage"
         if numbers.batch_latency_s is not None and stream.batch_latency_p95_s is not None:
             parts[1] = (
-                f"batch latency {show_seconds(numbers.batch_latency_s)} in the middle of "
-                f"{counted(stream.batches, 'batch', 'batches')}, p95 "
-                f"{show_seconds(stream.batch_latency_p95_s)}"
+                f"batch latency median {show_seconds(numbers.batch_latency_s)}, p95 "
+                f"{show_seconds(stream.batch_latency_p95_s)} "
+                f"({counted(stream.batches, 'batch', 'batches')})"
             )
             if numbers.microbatches_per_s:
                 parts[1] += f"; {show_number(numbers.microbatches_per_s)} batches/s"
@@ -402,11 +450,14 @@ def _say_run(found: FindAnswer) -> str:
         parts.append(f"batch latency {show_seconds(numbers.batch_latency_s)} (median of {steps})")
     if run.framework.recomputes and run.framework.name is None:
         parts.append("activations recomputed")
-    peaks = [peak for peak in numbers.peak_memory_bytes if peak is not None]
-    if peaks:
-        few = " ".join(show_bytes(peak) for peak in peaks)
-        parts.append(f"peak memory {few if len(peaks) <= FEW else show_range(peaks, show_bytes)}")
     return "; ".join(parts)
+
+
+def _say_peaks(found: FindAnswer) -> str:
+    peaks = [peak for peak in found.numbers.peak_memory_bytes if peak is not None]
+    few = " ".join(map(show_bytes, peaks))
+    shown = few if len(peaks) <= FEW else show_range(peaks, show_bytes)
+    return f"peak memory by rank: {shown}" if peaks else ""
 
 
 def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
@@ -423,7 +474,7 @@ def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
     if known[slowest] < (1 + _SLOWER) * others:
         return ""
     takes, elsewhere = show_seconds(known[slowest]), show_seconds(others)
-    return f"slowest: pipeline {slowest}, a batch takes {takes}, {elsewhere} in the others"
+    return f"slowest: pipeline {slowest}, {takes} a batch (median of the others: {elsewhere})"
 
 
 def _say_job(found: FindAnswer) -> str:
@@ -432,16 +483,16 @@ def _say_job(found: FindAnswer) -> str:
     if job is None or job.unprofiled_step_time_s is None or job.overhead_fraction is None:
         return said
     timed = f"median of {counted(job.steps_timed, 'step')}"
-    said += f"; unprofiled: a step takes {show_seconds(job.unprofiled_step_time_s)} ({timed})"
+    said += f"; unprofiled: {show_seconds(job.unprofiled_step_time_s)} a step ({timed})"
     if batch is not None:
         return (
-            f"{said}, a batch about {show_seconds(batch)}; the capture itself costs "
+            f"{said}, about {show_seconds(batch)} a batch; profiling overhead "
             f"{show_gain(job.overhead_fraction)}"
         )
     if job.overhead_fraction > 0:
         return said
     by = show_percent(-job.overhead_fraction)
-    return f"{said}, {by} less when profiled: something else slowed unprofiled steps"
+    return f"{said}; profiled steps were {by} faster: the unprofiled ones were disturbed"
 
 
 def _say_late(found: FindAnswer) -> str:
@@ -449,13 +500,15 @@ def _say_late(found: FindAnswer) -> str:
     account = found.ledger
     if account is None or account.shares[Cause.COLLECTIVE_WAIT] < MATTERS:
         return ""
-    pairs = ", ".join(f"{one.rank} for {one.late_rank}" for one in account.late_in_collectives)
-    return f"in collectives of a stage ranks wait most: {pairs}"
+    pairs = ", ".join(
+        f"rank {late.rank} for rank {late.late_rank}" for late in account.late_in_collectives
+    )
+    return f"waits in collectives of a stage: {pairs}"
 
 
 def _host_table(hosts: Sequence[HostPart]) -> Table:
     """Lay out what each host does with the time of a batch."""
-    columns = ("host of rank", "launches", "hands over", "receives", "kept by device", "the rest")
+    columns = ("host of rank", "launch", "send", "receive", "synchronise", "other")
     table = Table(columns=columns)
     for host in hosts:
         table.add(
@@ -475,16 +528,14 @@ def _say_profiler(found: FindAnswer) -> str:
         return ""
     noted = found.stream.profiler
     if noted is None:
-        return "what the profiler itself costs is not known: capture with --server to have it noted"
+        return "profiling overhead unknown: capture with --server to measure it"
     if noted.slowdown is None:
-        said = "what the profiler costs is not known: too little of the same was served around it"
+        said = "profiling overhead unknown: too little comparable load around the capture"
     else:
-        said = (
-            f"without the profiler a token took {1 / noted.slowdown:.2f} of what it took under it"
-        )
+        said = f"unprofiled, a token took {1 / noted.slowdown:.2f} of its profiled time"
     captured = noted.captured_tokens_out_per_s
     if captured is not None:
-        said += f"; {show_number(captured)} tokens/s out profiled, decode alone"
+        said += f"; {show_number(captured)} tokens/s out profiled, decode only"
     if noted.tokens_out_per_s is not None:
         said += f"; {show_number(noted.tokens_out_per_s)} tokens/s out unprofiled"
     if noted.tpot_s is not None:
@@ -496,18 +547,18 @@ def _say_shape(found: FindAnswer) -> str:
     shape = found.shape
     if shape is None:
         return "no waits between passes" if found.run.steps else ""
-    places = {"everywhere": "on all ranks alike", "middle": "mostly in the middle of the pipeline"}
+    places = {"everywhere": "on all ranks", "middle": "mostly on the middle ranks"}
     where = places.get(shape.where, f"mostly on the {shape.where} rank")
-    evenness = "jagged" if shape.jagged_fraction > _JAGGED else "even"
-    middle = show_seconds(shape.median_wait_s)
-    return f"waits between passes: {evenness}, {middle} in the middle, {where}"
+    evenness = "vary" if shape.jagged_fraction > _JAGGED else "are even"
+    length = show_seconds(shape.median_wait_s)
+    return f"waits between passes {evenness}, median {length}, {where}"
 
 
 def _say_outside(found: FindAnswer) -> str:
     parts = [
         f"{part.replace('_', ' ')} {show_seconds(length)}" for part, length in found.outside.items()
     ]
-    return f"between two steps: {', '.join(parts)}" if parts else ""
+    return f"between steps: {', '.join(parts)}" if parts else ""
 
 
 def _say_side_work(found: FindAnswer) -> str:
@@ -516,4 +567,4 @@ def _say_side_work(found: FindAnswer) -> str:
         for part, share in found.side_work.items()
     ]
     whole = "the time" if found.stream else "the batch"
-    return f"side work, which no pass waits for: {', '.join(parts)} of {whole}" if parts else ""
+    return f"side work (no pass waits for it): {', '.join(parts)} of {whole}" if parts else ""

@@ -65,7 +65,7 @@ def inspect_page(found: InspectAnswer, next_command: str = "") -> Page:
         named = ", ".join(found.left_alone[:_FILES_NAMED])
         more = len(found.left_alone) - _FILES_NAMED
         others = f" and {counted(more, 'more file')}" if more > 0 else ""
-        page.notes.append(f"left alone, no traces: {named}{others}")
+        page.notes.append(f"ignored, not traces: {named}{others}")
     return page
 
 
@@ -209,7 +209,7 @@ def _say_length(notes: ServerNotes) -> list[str]:
     if seconds is None or under is None or under.first_tokens != 0:
         return []
     said = (
-        "No prompt was answered under the profiler, so that plans are of decode alone: "
+        "No prompt was answered while profiling, so plans are of decode only: "
         f"--seconds {seconds:.0f} would hold prompts, too (and a larger max_iterations)."
     )
     return [said]
@@ -218,9 +218,9 @@ def _say_length(notes: ServerNotes) -> list[str]:
 def _say_harm(notes: ServerNotes) -> str:
     slowdown = notes.slowdown
     if slowdown is None:
-        return "What the profiler costs is not known: too little of the same was served around it."
+        return "Profiling overhead unknown: too little comparable load around the capture."
     how = "a token took" if notes.ratio("tpot_s") is not None else "tokens came as if each took"
-    return f"Under the profiler {how} {slowdown:.1f} times as long as around it."
+    return f"Profiled, {how} {slowdown:.1f} times as long as unprofiled."
 
 
 def _metrics_table(notes: ServerNotes) -> Table:
@@ -228,7 +228,7 @@ def _metrics_table(notes: ServerNotes) -> Table:
         columns=("server", "for", "tokens/s in", "out", "running", "waiting", "TTFT", "TPOT"),
         title="what the server says of itself",
     )
-    spans = {"before": notes.before, "under the profiler": notes.during, "after": notes.after}
+    spans = {"before": notes.before, "profiled": notes.during, "after": notes.after}
     for name, span in spans.items():
         if span is None:
             continue

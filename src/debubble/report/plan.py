@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from debubble.report.answers.change import say_basis
 from debubble.report.answers.context_length import CachePart, LengthPart, least_left, name_length
 from debubble.report.answers.ledger import say_rates, worth_cells, worth_columns
-from debubble.report.answers.plan import PlanAnswer
-from debubble.report.answers.server_plan import ServerPlanAnswer
+from debubble.report.answers.plan import OptionPart, PlanAnswer
+from debubble.report.answers.server_plan import ServerOptionPart, ServerPlanAnswer
 from debubble.report.text import FEW, Page, Table, refused_table
 from debubble.units import (
+    UNKNOWN,
     counted,
     show_between,
     show_bytes,
@@ -27,62 +28,104 @@ from debubble.units import (
 
 # What takes less beside layers is nothing to speak of.
 _LEAST_WORTH = 0.2
+# Of the short answer: bullets, options, those of them with a larger batch, assumptions.
+_MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 4
 
 
-def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
+def plan_page(found: PlanAnswer, next_command: str = "", *, details: bool = True) -> Page:
     """Lay out the plan: what to do, then all options, then what was refused.
 
-    What is written for a framework comes after it: its last line announces that.
+    The short answer has the best options, and assumptions that these rest on. What is written for
+    a framework comes after the page: its last line announces that.
     """
-    page = Page(answer=found.verdict, findings=list(found.findings))
+    page = Page(answer=found.verdict, findings=list(found.findings), next_command=next_command)
+    page.gaps = list(found.warnings)
+    notes = _notes(found) if details else _few_notes(found)
+    if not details:
+        page.findings = page.findings[:_MOST_FINDINGS]
+        if next_command:
+            notes.append("all options, refused options, assumptions, memory: --details")
     if found.options:
-        page.tables += _option_tables(found)
+        page.tables += _option_tables(found) if details else [_best_table(found)]
     if found.context_length is not None:
         page.tables.append(_length_table(found, found.context_length))
     if found.kv_cache is not None:
         page.tables.append(_cache_table(found, found.kv_cache))
-    if found.refused:
-        page.tables.append(refused_table((one.words, one.reason) for one in found.refused))
-    page.notes = [*_notes(found), *_emitted(found)]
-    page.gaps = list(found.warnings)
-    page.next_command = next_command
+    if found.refused and details:
+        page.tables.append(
+            refused_table((refused.words, refused.reason) for refused in found.refused)
+        )
+    page.notes = [*notes, *_emitted(found)]
     return page
 
 
-def _option_tables(found: PlanAnswer) -> Iterator[Table]:
-    """Lay out the options, those with a larger batch apart."""
+def _shown_first(found: PlanAnswer) -> list[OptionPart]:
+    """Return the best options with this global batch size, then the best of larger ones."""
+    same = [option for option in found.options if not option.changes_training]
+    larger = [option for option in found.options if option.changes_training]
+    return [*same, *larger[:_MOST_LARGER]][:_MOST_OPTIONS]
+
+
+def _few_notes(found: PlanAnswer) -> list[str]:
+    """Return on which basis times are, and what the first options assume."""
+    every = [said for option in _shown_first(found) for said in option.assumptions]
+    assumed = list(dict.fromkeys(every))[:_MOST_ASSUMED]
+    basis = say_basis(found.basis, found.baseline.without_profiler)
+    return [basis, *(f"assumed: {said}" for said in assumed), *_memory_notes(found)]
+
+
+_COLUMNS = ("option", "batch", "80 % interval", "bubble", "gain", "headroom", "do")
+
+
+def _unchanged_cells(found: PlanAnswer) -> tuple[str, ...]:
     now = found.baseline
-    columns = (
-        *("option", "batch", "four of five in", "bubble", "gain", "memory left", "do"),
-        *worth_columns(found.rates),
-    )
-    as_it_is = (
-        "as it is",
+    return (
+        "unchanged",
         show_seconds(now.numbers.batch_latency_s),
         "",
         show_share(now.numbers.bubble_fraction),
         "",
         least_left(now.headroom_bytes) or "unknown",
         "",
-        *worth_cells(found.rates, None),
     )
+
+
+def _option_cells(option: OptionPart, *, mark: bool) -> tuple[str, ...]:
+    low, high = option.interval.batch_latency_s or (0.0, 0.0)
+    name = f"{option.words}{' (by replay)' if option.by_replay else ''}"
+    return (
+        f"{name} (larger batch)" if mark and option.changes_training else name,
+        show_seconds(option.numbers.batch_latency_s),
+        show_between(show_seconds(low), show_seconds(high)),
+        show_share(option.numbers.bubble_fraction),
+        show_change(option.throughput_gain_fraction),
+        least_left(option.headroom_bytes) or "unknown",
+        "try" if option.advice == "maybe" else option.advice,
+    )
+
+
+def _best_table(found: PlanAnswer) -> Table:
+    """Lay out the options of the short answer, with their worth where a price was given."""
+    priced = found.rates is not None and found.rates.price_per_gpu_hour is not None
+    rates = found.rates if priced else None
+    table = Table(columns=(*_COLUMNS, *worth_columns(rates)), spare=("bubble",))
+    table.add(*_unchanged_cells(found), *worth_cells(rates, None))
+    for option in _shown_first(found):
+        table.add(*_option_cells(option, mark=True), *worth_cells(rates, option.worth))
+    return table
+
+
+def _option_tables(found: PlanAnswer) -> Iterator[Table]:
+    """Lay out the options, those with a larger batch apart."""
+    columns = (*_COLUMNS, *worth_columns(found.rates))
+    as_it_is = (*_unchanged_cells(found), *worth_cells(found.rates, None))
     # What a day is worth follows from the gain; money and energy were asked for.
-    spare = ("GPU-h a day", "bubble")
+    spare = ("GPU-h/day", "bubble")
     same = Table(columns=columns, title="options, by throughput", rows=[as_it_is], spare=spare)
     larger = Table(columns=columns, title="A larger batch (changes training):", spare=spare)
     for option in found.options:
-        low, high = option.interval.batch_latency_s or (0.0, 0.0)
         table = larger if option.changes_training else same
-        table.add(
-            f"{option.words}{' (by replay)' if option.by_replay else ''}",
-            show_seconds(option.numbers.batch_latency_s),
-            show_between(show_seconds(low), show_seconds(high)),
-            show_share(option.numbers.bubble_fraction),
-            show_change(option.throughput_gain_fraction),
-            least_left(option.headroom_bytes) or "unknown",
-            "try" if option.advice == "maybe" else option.advice,
-            *worth_cells(found.rates, option.worth),
-        )
+        table.add(*_option_cells(option, mark=False), *worth_cells(found.rates, option.worth))
     yield same
     if larger.rows:
         yield larger
@@ -92,8 +135,8 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
     """Lay out every option at another length, beside its rank there."""
     name = name_length(length.token_scale, length.tokens)
     table = Table(
-        columns=("rank there", "option", "batch", "bubble", "gain", "memory left", "there"),
-        title=f"with {name}, against the unchanged run there",
+        columns=("rank there", "option", "batch", "bubble", "gain", "headroom", "there"),
+        title=f"at {name}, against the unchanged run at that length",
     )
     for there in length.options:
         table.add(
@@ -112,7 +155,7 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
     """Lay out the splits by what a KV cache holds, the one in use among them."""
     table = Table(
         columns=("split", "KV cache tokens", "more", "limited by", "batch", "throughput"),
-        title="KV cache: the rank with the least room for each of its layers limits all",
+        title="KV cache, limited by the rank with the least memory per layer",
     )
     table.add(
         f"{','.join(map(str, found.baseline.split or ()))} (now)",
@@ -137,31 +180,35 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
 def _notes(found: PlanAnswer) -> list[str]:
     base, length, cache = found.baseline, found.context_length, found.kv_cache
     notes = [say_basis(found.basis, base.without_profiler)]
-    notes += [f"{found.left_out.sentence}; --for any weighs all"] if found.left_out else []
+    notes += [f"{found.left_out.sentence}; --for any includes them"] if found.left_out else []
     notes += list(say_rates(found.rates)) if found.options else []
     each = [size for size in base.per_microbatch_bytes if size is not None]
     if each:
         few = " ".join(map(show_bytes, each))
         shown = few if len(each) <= FEW else show_range(each, show_bytes)
-        notes.append(f"memory: a microbatch in flight takes {shown}, rank by rank")
+        notes.append(f"memory of a microbatch in flight, by rank: {shown}")
     assumed = {said for option in found.options for said in option.assumptions}
     assumed |= set(length.assumptions if length else ())
     assumed |= set(cache.assumptions if cache else ())
     notes += [f"assumed: {said}" for said in sorted(assumed)]
-    if base.predicted_peak_bytes is None:
-        notes.append(
-            "memory: unknown, the traces do not tell how it grows; nothing is held against it"
-        )
-    elif None in base.limit_bytes:
-        notes.append("memory: the limit of a device is unknown; say it with --memory-limit")
+    notes += _memory_notes(found)
     if found.quickest_split is not None and found.lower_bound_s is not None:
         split = ",".join(map(str, found.quickest_split.split))
-        proof = "no split is quicker by 3 %"
+        proof = f"no split beats {split} by 3 % or more"
         if not found.quickest_split.exact:
             bound = show_seconds(found.lower_bound_s)
-            proof = f"the quickest split found; it is sure that none takes less than {bound}"
-        notes.append(f"split {split}: {proof}")
+            proof = f"best split found: {split}; no split takes less than {bound}"
+        notes.append(proof)
     return notes + _name_ends(found)
+
+
+def _memory_notes(found: PlanAnswer) -> list[str]:
+    """Say what is unknown of memory, so that options may not fit."""
+    if found.baseline.predicted_peak_bytes is None:
+        return ["memory: growth unknown from these traces; options are not checked against a limit"]
+    if None in found.baseline.limit_bytes:
+        return ["memory: limit unknown; give it with --memory-limit"]
+    return []
 
 
 def _name_ends(found: PlanAnswer) -> list[str]:
@@ -173,8 +220,8 @@ def _name_ends(found: PlanAnswer) -> list[str]:
     for stage, what, worth in ends if split else ():
         if not worth or worth < _LEAST_WORTH:
             continue
-        besides = f"{worth:.1f} layers' worth of {what}"
-        now = f"stage {stage} = {counted(split[stage], 'layer')} + {besides}"
+        besides = f"{what} (worth {worth:.1f} layers)"
+        now = f"stage {stage}: {counted(split[stage], 'layer')} + {besides}"
         if quickest is not None and quickest.split[stage] != split[stage]:
             layers = counted(quickest.split[stage], "layer")
             now += f"; with split {','.join(map(str, quickest.split))} it has {layers}"
@@ -191,32 +238,52 @@ def _emitted(found: PlanAnswer) -> list[str]:
         return ["", f"for {emitted.framework}: nothing to write ({emitted.reason})"]
     option, said = found.options[emitted.option], [""]
     if emitted.reason:
-        said.append(f"the options before it cannot be written: {emitted.reason}")
+        said.append(f"better options cannot be written: {emitted.reason}")
     if not option.recommended:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         gain = show_gain(option.throughput_gain_fraction, low, high)
-        kind = "fits, and is slower" if high < 0 else "may be within the noise of a run"
-        said.append(f"this one {kind}: {gain}")
+        kind = "fits, but is slower" if high < 0 else "may be within the noise"
+        said.append(f"this option {kind}: {gain}")
     return [*said, f"for {emitted.framework}, {option.words}:"]
 
 
 _SHOWN = 8
 
 
-def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
-    """Lay out the answer: what it does as it is, then each change with what it would do."""
+def server_plan_page(
+    found: ServerPlanAnswer, next_command: str = "", *, details: bool = True
+) -> Page:
+    """Lay out the answer: what it does unchanged, then each change with what it would do."""
     page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
+    page.tables = [_server_table(found, found.options[: _SHOWN if details else _MOST_OPTIONS])]
+    page.findings = [
+        f"{option.what}: {option.refused}." for option in found.options if option.refused
+    ]
+    notes = [f"model error on the captured batches: {show_gain(found.misfit_fraction)}"]
+    assumed = [f"assumed: {said}" for said in found.assumptions]
+    if details:
+        notes.append("TTFT: after queueing; KV: tokens in each stage's cache")
+        notes += say_rates(found.rates) if found.options else ()
+    elif next_command:
+        assumed = [*assumed[:_MOST_ASSUMED], "all changes and assumptions: --details"]
+    page.notes = notes + assumed
+    if found.emitted is not None and found.emitted.reason:
+        page.notes.append(f"not written for {found.emitted.framework}: {found.emitted.reason}")
+    return page
+
+
+def _server_table(found: ServerPlanAnswer, options: Sequence[ServerOptionPart]) -> Table:
+    now = found.as_is
     table = Table(
         columns=(
-            *("with", "tokens/s out", "gain", "four of five", "TTFT", "TPOT", "KV", "sure"),
+            *("what if", "tokens/s out", "gain", "80 % interval", "TTFT", "TPOT", "KV", "sure"),
             *worth_columns(found.rates),
         ),
-        title="what it would do, the most tokens first" if len(found.options) > 1 else "",
-        spare=("GPU-h a day", "KV"),
+        title="changes, by tokens/s" if len(found.options) > 1 else "",
+        spare=("GPU-h/day", "KV"),
     )
-    now = found.as_is
     table.add(
-        "as it is",
+        "unchanged",
         show_number(now.tokens_out_per_s),
         "",
         "",
@@ -226,7 +293,7 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
         "",
         *worth_cells(found.rates, None),
     )
-    for option in found.options[:_SHOWN]:
+    for option in options:
         served = option.served
         table.add(
             option.what,
@@ -239,16 +306,12 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
             option.verdict,
             *worth_cells(found.rates, option.worth),
         )
-    page.tables = [table]
-    page.findings = [
-        f"{option.what}: {option.refused}." for option in found.options if option.refused
+    known = [
+        place
+        for place, _ in enumerate(table.columns)
+        if any(row[place] not in {"", UNKNOWN} for row in table.rows)
     ]
-    page.notes = [
-        f"the model is {show_gain(found.misfit_fraction)} from what was measured",
-        "TTFT: from the moment that a request has a place; KV: tokens that each stage keeps",
-        *(say_rates(found.rates) if found.options else ()),
-        *(f"assumed: {said}" for said in found.assumptions),
-    ]
-    if found.emitted is not None and found.emitted.reason:
-        page.notes.append(f"not written for {found.emitted.framework}: {found.emitted.reason}")
-    return page
+    table.columns, *table.rows = (
+        tuple(row[place] for place in known) for row in (table.columns, *table.rows)
+    )
+    return table

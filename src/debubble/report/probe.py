@@ -29,8 +29,8 @@ def probe_page(found: ProbeAnswer, next_command: str = "") -> Page:
     if len({one.stages for one in fitting}) > 1:
         best = max(fitting, key=_tokens_a_rank)
         page.findings.append(
-            f"For each rank, {best.schedule} on {counted(best.stages, 'rank')} with"
-            f" {best.microbatches} microbatches does most: {show_number(_tokens_a_rank(best))}"
+            f"Per rank, {best.schedule} on {counted(best.stages, 'rank')} with"
+            f" {best.microbatches} microbatches is best: {show_number(_tokens_a_rank(best))}"
             f" tokens/s a rank."
         )
     sizes = Table(
@@ -58,12 +58,12 @@ def probe_page(found: ProbeAnswer, next_command: str = "") -> Page:
 def _say_best(found: ProbeAnswer, fitting: list[PipelinePart]) -> str:
     layers = counted(found.layers, "layer")
     if not fitting:
-        reason = "none fits memory" if found.pipelines else "none can be cut so"
-        return f"{layers} timed on {found.device}; of the pipelines asked about {reason}."
+        reason = "fits memory" if found.pipelines else "can be cut so"
+        return f"{layers} timed on {found.device}; none of the pipelines asked for {reason}."
     best = fitting[0]
     return (
-        f"{layers} timed on {found.device}: of the pipelines asked about, {best.schedule} on"
-        f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches would take"
+        f"{layers} timed on {found.device}: best pipeline: {best.schedule} on"
+        f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches:"
         f" {show_seconds(best.batch_latency_s)} a batch,"
         f" {show_number(best.tokens_per_s)} tokens/s, bubble {show_percent(best.bubble_fraction)}."
     )

@@ -28,7 +28,7 @@ def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
     page.gaps = list(found.warnings)
     page.next_command = next_command
     bubbles = (
-        f"against the longest rank {show_share(found.longest_stage_bubble)}; "
+        f"bubble against the longest rank {show_share(found.longest_stage_bubble)}; "
         f"bubble over ideal {show_share(found.bubble_over_ideal)}"
     )
     if found.measured is None:
@@ -41,10 +41,10 @@ def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
     asked = found.given
     page.notes.append(f"{asked.schedule}; messages {asked.communication}; {bubbles}")
     if not asked.changes_nothing:
-        page.notes.append("in brackets: what four of five such runs lie in")
+        page.notes.append("in brackets: 80 % interval")
         page.notes += _say_correction(found)
     if asked.microbatch_scale != 1.0:
-        page.notes.append("microbatches a second: of the measured size")
+        page.notes.append("microbatches/s: of the measured size")
     page.notes += [f"assumed: {said}" for said in found.assumptions]
     return page
 
@@ -55,13 +55,13 @@ def _say_correction(found: SimulateAnswer) -> Iterator[str]:
     if by == show_gain(0.0):
         return
     if missed is None:
-        yield f"corrected by {by}, by what two runs differ from their own simulations"
+        yield f"corrected by {by}, the simulator error on the two runs"
     elif by == show_gain(missed):
-        yield f"corrected by {by}, by which the run differs from its own simulation"
+        yield f"corrected by {by}, the simulator error on this run"
     else:
         yield (
-            f"corrected by {by}: the run differs from its own simulation by {show_gain(missed)}, "
-            "and its steps from each other, so that not all of it is sure"
+            f"corrected by {by}, the certain part of the simulator error on this run "
+            f"({show_gain(missed)})"
         )
 
 
@@ -89,7 +89,7 @@ def _show_length(found: SimulateAnswer, share: float) -> str:
 
 def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
     numbers = found.numbers
-    simulated = "simulated" if found.given.changes_nothing else "would be"
+    simulated = "simulated" if found.given.changes_nothing else "predicted"
     table = Table(columns=("number", "measured", simulated))
     table.rows = [
         ("bubble", show_share(measured.bubble_fraction), show_share(numbers.bubble_fraction)),
@@ -109,14 +109,14 @@ def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
             show_seconds(numbers.batch_latency_s or 0.0),
         ),
         (
-            "microbatches a second",
+            "microbatches/s",
             show_number(measured.microbatches_per_s),
             show_number(numbers.microbatches_per_s or 0.0),
         ),
     ]
     if measured.tokens_per_s is not None:
         tokens = measured.tokens_per_s, numbers.tokens_per_s or 0.0
-        table.add("tokens a second", *map(show_number, tokens))
+        table.add("tokens/s", *map(show_number, tokens))
     table.add(
         "peak memory, largest rank",
         show_largest(measured.peak_memory_bytes, show_bytes),

@@ -87,7 +87,7 @@ WORDS = frozenset(
         "why",
         "trace",
         "traces",
-        "with",
+        "what if",
         "waited for most",
         "rank",
         "device",

@@ -77,22 +77,22 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
 def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects | None) -> Page:
     """Lay out what would be run, without running it."""
     setting, words = commands[0]
-    page = Page(answer=f"Would first run it as it is: {shlex.join(words)}")
+    page = Page(answer=f"First run, unchanged: {shlex.join(words)}")
     if found is None:
         told = ", ".join(setting.knobs())
         page.notes = [
-            f"then what a plan made of that run promises, by: {told}",
-            "once it has run, this shows what that is; of traces, debubble plan does",
+            f"then the best options that a plan of that run predicts, by: {told}",
+            "after the first run this lists them; of traces, debubble plan does",
         ]
         return page
     worth = [prospect for prospect in found.tries if prospect.worth]
     if not worth:
-        page.findings = ["Then nothing: no option is predicted to gain beyond the noise."]
-    table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
+        page.findings = ["Then nothing: no option is predicted to gain more than the noise."]
+    table = Table(columns=("would try", "throughput", "batch"), title="then, best first")
     for prospect in worth:
         table.add(
             _marked(prospect.setting, prospect.expected),
-            show_known(prospect.expected, _predicted, "not known"),
+            show_known(prospect.expected, _predicted, "unknown"),
             show_known(prospect.expected, lambda expected: show_seconds(expected.batch_latency_s)),
         )
     page.tables = [table] if worth else []
@@ -145,11 +145,11 @@ def _findings(tuned: Tuning) -> list[str]:
         )
     if standing.ignored_knobs:
         knobs = ", ".join(f"{{{knob}}}" for knob in sorted(standing.ignored_knobs))
-        said.append(f"The command ignores {knobs}: what it was told did not come.")
+        said.append(f"The command ignores {knobs}: the values given were not used.")
     if standing.overlap_is_idle(tuned.scope.threshold):
         said.append(
-            "Transfers beside compute change nothing: they gain nothing here, or the command "
-            "ignores {overlap}. Its traces do not tell which."
+            "Overlap changes nothing: it gains nothing here, or the command ignores {overlap}; "
+            "the traces do not show which."
         )
     return said
 
@@ -162,7 +162,7 @@ def _say_crowded(tuned: Tuning) -> str:
     if ranks <= cores:
         return ""
     crowd = f"{counted(ranks, 'rank')} on {counted(cores, 'core')}"
-    return f"{crowd}: they take turns, and what waits for what may be the machine's doing."
+    return f"{crowd}: ranks share cores, so that some waits come from this machine."
 
 
 def _say_unsteady(tuned: Tuning) -> str:
@@ -177,12 +177,12 @@ def _say_unsteady(tuned: Tuning) -> str:
     if len(known) < 2 or max(known) / min(known) - 1 <= tuned.scope.threshold:
         return ""
     varied = f"The unchanged setting varied {show_range(known, show_seconds)} from run to run"
-    return f"{varied}: smaller gains than that are not told from the machine's own."
+    return f"{varied}: smaller gains cannot be measured here."
 
 
 def _untellable(found: Prospects) -> list[str]:
     return [
-        f"Not tried, for the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
+        f"Not tried, as the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
         f"predicted {show_gain(untold.option.throughput_gain)}."
         for untold in found.untellable
     ] + _larger(found)
@@ -194,7 +194,7 @@ def _larger(found: Prospects) -> list[str]:
         return []
     gain = show_gain(found.larger.throughput_gain)
     what = f"{describe(found.larger.change)}, predicted {gain}"
-    return [f"Not tried, for a larger batch changes training: {what}; --hold microbatch tries it."]
+    return [f"Not tried, as a larger batch changes training: {what}; --hold microbatch tries it."]
 
 
 def _serving_table(tuned: Tuning) -> Table:

@@ -199,15 +199,15 @@ def say_comparison(found: Comparison) -> str:
     counts = f"{first.n if first else 0} and {second.n if second else 0}"
     needed = found.needed or least_samples()
     return (
-        f"{word}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
-        f"indicative, a test needs about {needed} steps a side."
+        f"{word} (indicative, {counts} steps): {_say_speed(found)}{because}; a test needs about "
+        f"{needed} steps a side."
     )
 
 
 def _say_speed(found: Comparison) -> str:
     name, delta = found.decided_by, found.deciding
     if delta.change is None or delta.before is None or delta.after is None:
-        return f"{LABELS[name]} is not known"
+        return f"{LABELS[name]} is unknown"
     said = f"{LABELS[name]} {show_delta(name, delta.change)}"
     if delta.ci is not None:
         said += f" ({show_interval(name, delta.ci)})"

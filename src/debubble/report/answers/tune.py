@@ -197,9 +197,9 @@ def say_tuning(tuned: Tuning) -> str:
         return f"No setting that was tried fits memory; {spent}."
     tried = {run.setting for run in standing.runs} - {standing.now}
     if tuned.stop.spent and not tried:
-        return f"Nothing was tried: the budget allows no more; {spent}."
+        return f"Nothing was tried: the budget is spent; {spent}."
     if not tried:
-        return f"Nothing to gain beyond the noise: keep {standing.now}; {spent}."
+        return f"No option is predicted to gain more than the noise: keep {standing.now}; {spent}."
     return f"No setting is clearly better: keep {standing.now}; {spent}."
 
 

@@ -261,8 +261,10 @@ def _replays(shown: PipelineView, step: int | None, length: int) -> list[dict[st
     remedies = next(remedy for remedy in ledger.remedies if remedy.step.number == step)
     same, ideal = remedies.run(remedies.step.lengths), remedies.run(remedies.nothing_wrong())
     return [
-        _replayed("replayed", "the model of this step, nothing changed", same, length),
-        _replayed("ideal", "equal and steady stages, free wires, hosts in time", ideal, length),
+        _replayed("replayed", "the replay of this step, unchanged", same, length),
+        _replayed(
+            "ideal", "balanced stages, no jitter, zero-cost transfers, no late hosts", ideal, length
+        ),
     ]
 
 
