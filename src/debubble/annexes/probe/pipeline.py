@@ -7,8 +7,6 @@ to. All else is assumed, and each `Pipelines` says what.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
@@ -43,12 +41,6 @@ from debubble.units import NS_PER_S, NS_PER_US, show_percent, show_rate
 
 SCHEMA = "debubble.probe.measured/1"
 _PARTS = ("embedding", "layer", "head")
-_OPS = {
-    PassKind.F: "forward",
-    PassKind.B: "backward",
-    PassKind.I: "input-grad",
-    PassKind.W: "wgrad",
-}
 # A weight gradient takes no less of a backward pass; the rest of what is timed is noise.
 _LEAST_WEIGHT = 0.1
 
@@ -518,35 +510,3 @@ class Pipelines:
                 in_flight = held.in_flight[:, column] if self.probe.trains else 0
                 activations = activations + in_flight * (saved + costs.message_bytes)
             yield static + float(activations.max()) + costs.saved["layer"]
-
-
-def write_table(program: Program, times: Times, message_bytes: float | None) -> str:
-    """Write a simulated step as an op table: every verb reads it like a run of its own."""
-    passes, messages, batches = program.passes, program.messages, program.batches
-    begin = int(times.pass_start.min())
-    rows: list[tuple[int, int, int, str, int, int, int | str, int | str]] = []
-    columns = (passes.place, passes.stage, passes.microbatch, passes.kind)
-    spans = zip(times.pass_start.tolist(), times.pass_end.tolist(), strict=True)
-    of_pass = list(zip(*(column.tolist() for column in columns), strict=True))
-    for (rank, stage, microbatch, kind), (start, end) in zip(of_pass, spans, strict=True):
-        rows.append((rank, stage, microbatch, _OPS[PassKind(kind)], start, end, "", ""))
-    size = "" if message_bytes is None else round(message_bytes)
-    place = batches.place.tolist()
-    start, end = np.maximum(times.batch_start, begin).tolist(), times.batch_end.tolist()
-    ends = (messages.producer.tolist(), messages.sent.tolist(), messages.received.tolist())
-    for producer, sent, received in zip(*ends, strict=True):
-        _, stage, microbatch, kind = of_pass[producer]
-        way, next_stage = ("forward", stage + 1) if kind == PassKind.F else ("backward", stage - 1)
-        for at, number, row, peer, op in (
-            (place[sent], stage, sent, place[received], "send"),
-            (place[received], next_stage, received, place[sent], "receive"),
-        ):
-            rows.append((at, number, microbatch, f"{way}-{op}", start[row], end[row], size, peer))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    head = ("step", "rank", "stage", "microbatch", "op", "start_us", "duration_us", "bytes", "peer")
-    writer.writerow(head)
-    for rank, stage, microbatch, op, began, ended, length, peer in sorted(rows, key=lambda r: r[4]):
-        times_us = ((began - begin) / NS_PER_US, (ended - began) / NS_PER_US)
-        writer.writerow((0, rank, stage, microbatch, op, *times_us, length, peer))
-    return text.getvalue()
