@@ -94,7 +94,7 @@ def test_a_run_that_fails_is_a_result_and_not_tried_again(tmp_path, does, kind):
 
 @pytest.mark.slow
 def test_a_run_that_hangs_is_stopped_with_all_it_started(tmp_path):
-    tuned = tune(bench_of(tmp_path, "--do", "hang", "--at", "16"), runs=2, timeout_s=5.0)
+    tuned = tune(bench_of(tmp_path, "--do", "hang", "--at", "16"), runs=2, timeout_s=1.0)
     assert kinds(tuned) == [Kind.MEASURED, Kind.HUNG]
 
 
