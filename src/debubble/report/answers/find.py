@@ -460,6 +460,8 @@ def _say_stream(waits: str, analysis: Analysis) -> str:
     if stream is not None and not stream.sure:
         low, high = stream.may_be
         so_many = f"{low} or more" if high is None else f"{low} to {high}"
+        if stream.hosts_hide_more:
+            return f"{waits} with {so_many} batches in flight: no label tells what waits in hosts."
         return (
             f"{waits} with {so_many} batches in flight: the captures do not show which batch of "
             "one rank is which of the next."
