@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -92,27 +93,23 @@ def assert_measured(found):
             strict=True,
         )
     )
-    for group in _at_once(found):
-        mine = [spans[name] for name, _ in group]
-        starts, ends = [one.start_ns + begin for _, one in group], [one.end_ns for _, one in group]
-        assert min(start for start, _ in mine) == min(starts)
-        assert max(end for _, end in mine) == max(ends) + begin
-        assert len(group) == 1 or {one.kind for _, one in group} > {"F"}
+    for names, start_ns, end_ns in passes_at_once(found):
+        assert min(spans[name][0] for name in names) == start_ns + begin
+        assert max(spans[name][1] for name in names) == end_ns + begin
+        ordered = sorted(spans[name] for name in names)
+        assert all(before[1] <= after[0] for before, after in pairwise(ordered))
 
 
-def _at_once(found):
-    """Group the passes of each rank that ran at once, as DualPipeV's do: they are told together."""
+def passes_at_once(found):
+    """Passes of a rank that truly ran at once, with the time of all: they are laid out in turn."""
     groups = []
-    passes = sorted(
-        zip(true_names(found), true_passes(found.play), strict=True),
-        key=lambda named: (named[1].rank, named[1].start_ns),
-    )
-    for name, one in passes:
-        last = groups[-1] if groups else []
-        if last and last[0][1].rank == one.rank and one.start_ns < max(p.end_ns for _, p in last):
-            last.append((name, one))
+    rows = zip(true_names(found), true_passes(found.play), strict=True)
+    for name, true in sorted(rows, key=lambda row: (row[1].rank, row[1].start_ns)):
+        if groups and groups[-1][0][-1][0] == true.rank and true.start_ns < groups[-1][2]:
+            names, start_ns, end_ns = groups[-1]
+            groups[-1] = ([*names, name], start_ns, max(end_ns, true.end_ns))
         else:
-            groups.append([(name, one)])
+            groups.append(([name], true.start_ns, true.end_ns))
     return groups
 
 
