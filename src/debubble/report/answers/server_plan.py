@@ -253,7 +253,7 @@ def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
             "profiling overhead unknown: figures are profiled, and intervals allow for hosts up to "
             f"{WITHOUT_PROFILER:.0f} times as fast unprofiled"
         )
-    if analysis.stream is not None and analysis.stream.batches.first_sets_pace:
+    if analysis.stream is not None and analysis.stream.batches.stream.first_sets_pace:
         found.append(
             f"{model.setting.in_flight} batches in flight (the first stage sets the pace, so more "
             "would not show; else give --in-flight-measured)"

@@ -102,11 +102,13 @@ def _engine_notes(analysis: Analysis, account: StreamAccount) -> list[str]:
         notes.append("so few requests run faster on fewer stages with tensor parallelism")
     if not _replays_graphs(analysis) and account.shares()[Cause.HOST] > MATTERS:
         notes.append("kernels are launched one by one: remove --enforce-eager to use CUDA graphs")
-    if not batches.starved and round_ and (len(set(round_)) > 1 or batches.empty_turns > 0):
-        empty = f", and {show_percent(batches.empty_turns)} of the scheduler's turns are empty"
+    if not batches.starved and round_ and (len(set(round_)) > 1 or batches.stream.empty_turns > 0):
+        empty = (
+            f", and {show_percent(batches.stream.empty_turns)} of the scheduler's turns are empty"
+        )
         notes.append(
             f"clients run in lockstep: batches of {', '.join(map(str, round_))} requests repeat"
-            + (empty if batches.empty_turns else "")
+            + (empty if batches.stream.empty_turns else "")
             + "; answers of different lengths would spread them"
         )
     known = (batches.padded > 0) & (batches.tokens > 0)
@@ -194,7 +196,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         who = (
             f"{counted(batches.requests, 'request')} cannot fill "
             f"{counted(batches.stages, 'stage')}: "
-            f"{show_percent(batches.empty_turns)} of the scheduler's turns are empty"
+            f"{show_percent(batches.stream.empty_turns)} of the scheduler's turns are empty"
         )
     elif saving.cause is Cause.IN_FLIGHT:
         who = f"{about.blames} ({batches.in_flight})"
