@@ -6,7 +6,7 @@ import importlib
 import re
 
 import pytest
-from support.services.console import REPOSITORY, matches, type_command
+from support.services.console import REPOSITORY, WILDCARD, matches, type_command
 
 from debubble.cli import VERBS
 from debubble.errors import Code
@@ -43,9 +43,39 @@ def folder_of(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "command", "shown"), list(sessions()))
-def test_every_command_in_the_docs_prints_what_the_docs_show(page, command, shown, folder_of):
+def test_every_command_in_the_docs_prints_what_the_docs_show(
+    page, command, shown, folder_of, request
+):
     answer = type_command(command, folder_of(page))
+    if request.config.getoption("--update-golden") and not matches(shown, answer.text):
+        (file,) = (file for file in PAGES if file.stem == page)
+        text, old = file.read_text("utf-8"), f"$ {command}\n{shown}"
+        assert old in text
+        new = f"$ {command}\n{shown_anew(shown, answer.text)}"
+        file.write_text(text.replace(old, new, 1), "utf-8")
+        return
     assert matches(shown, answer.text), answer.text
+
+
+def shown_anew(shown, printed):
+    """Write what is printed now, cut where what was shown is cut: its first lines and its last."""
+    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    old = shown.rstrip("\n").splitlines()
+    if WILDCARD in old:
+        first = old.index(WILDCARD)
+        last = len(old) - 1 - old[::-1].index(WILDCARD)
+        lines = [*lines[:first], WILDCARD, *lines[len(lines) - (len(old) - 1 - last) :]]
+    # A line of which only a part is shown stays, where that part is still there.
+    known = [line for line in old if WILDCARD in line and line != WILDCARD]
+    kept = [next((each for each in known if matches(each, line)), line) for line in lines]
+    end = shown[len(shown.rstrip("\n")) :]
+    return "\n".join(kept) + (end or "\n")
+
+
+def test_output_is_written_anew_where_it_was_shown_and_cut_where_it_was_cut():
+    shown = "a 1\n…\ntook … ms\n\n"
+    assert shown_anew(shown, "a 2\nb\nc\ntook 3 ms\n") == "a 2\n…\ntook … ms\n\n"
+    assert shown_anew("a 1\n", "a 2\nb\n") == "a 2\nb\n"
 
 
 def test_there_are_commands_in_the_docs():

@@ -96,7 +96,7 @@ def test_layers_without_room_hold_no_token():
 @pytest.mark.parametrize(
     ("lacks", "said"),
     [
-        ({"memory": None}, "do not tell what weights and work space take"),
+        ({"memory": None}, "memory of weights and work space is not in the traces"),
         ({"limits": (None,) * 4}, "the memory of a device is unknown"),
         ({"schedule": "1f1b"}, "this run trains"),
     ],

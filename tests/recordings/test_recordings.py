@@ -123,7 +123,7 @@ def test_the_first_line_of_a_plan_is_its_best_row(plan):
         assert plan.verdict.lower().startswith(plan.bottleneck.lower())
     elif sure:
         assert plan.verdict.lower().startswith(f"{sure[0].words.lower()}: +")
-    elif maybe and " more than its limit" not in plan.verdict:
+    elif maybe and "exceeds its memory limit" not in plan.verdict:
         assert plan.verdict.startswith(f"Try {maybe[0].words}: +")
         assert "; not sure: " in plan.verdict
     elif plan.verdict.startswith("Nothing gains more than the noise"):
