@@ -110,7 +110,7 @@ def test_steps_that_were_never_marked_are_told_and_it_is_said(tmp_path):
     marked = type_command("debubble find tests/data/h200/1f1b_p2_m4", tmp_path).text
     answer = type_command("debubble find .", tmp_path)
     assert answer.text.partition("\n\nwarning")[0] == marked.partition("\n\nnext")[0]
-    assert "warning: no step is marked; 2 steps told by the order of the passes" in answer.text
+    assert "warning: no step marks; 2 steps inferred from the order of the passes" in answer.text
     data, codes = codes_of(tmp_path)
     assert codes == ["steps_inferred"]
     assert (data["run"]["steps"], data["run"]["steps_inferred"]) == ([0, 1], True)

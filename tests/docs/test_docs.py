@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 
@@ -51,30 +52,51 @@ def test_every_command_in_the_docs_prints_what_the_docs_show(
         (file,) = (file for file in PAGES if file.stem == page)
         text, old = file.read_text("utf-8"), f"$ {command}\n{shown}"
         assert old in text
-        new = f"$ {command}\n{shown_anew(shown, answer.text)}"
+        anew = shown_anew(shown, answer.text)
+        assert matches(anew, answer.text), f"write it by hand: {answer.text}"
+        new = f"$ {command}\n{anew}"
         file.write_text(text.replace(old, new, 1), "utf-8")
         return
     assert matches(shown, answer.text), answer.text
 
 
 def shown_anew(shown, printed):
-    """Write what is printed now, cut where what was shown is cut: its first lines and its last."""
+    """Write what is printed now, cut where what was shown is cut: of a cut one the same lines."""
     lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
     old = shown.rstrip("\n").splitlines()
-    if WILDCARD in old:
-        first = old.index(WILDCARD)
-        last = len(old) - 1 - old[::-1].index(WILDCARD)
-        lines = [*lines[:first], WILDCARD, *lines[len(lines) - (len(old) - 1 - last) :]]
-    # A line of which only a part is shown stays, where that part is still there.
-    known = [line for line in old if WILDCARD in line and line != WILDCARD]
-    kept = [next((each for each in known if matches(each, line)), line) for line in lines]
-    end = shown[len(shown.rstrip("\n")) :]
-    return "\n".join(kept) + (end or "\n")
+    end = shown[len(shown.rstrip("\n")) :] or "\n"
+    if WILDCARD not in old:
+        parts = [line for line in old if WILDCARD in line]
+        kept = [next((part for part in parts if matches(part, line)), line) for line in lines]
+        return "\n".join(kept) + end
+    kept, at = [], 0
+    for line in old:
+        if line == WILDCARD:
+            new, found = WILDCARD, at
+        else:
+            new, found = same_line(line, lines, at)
+        if new == WILDCARD and kept[-1:] == [WILDCARD]:
+            continue
+        skipped = found > at and kept[-1:] != [WILDCARD] and new != WILDCARD
+        kept += [WILDCARD, new] if skipped else [new]
+        at = found + (new != WILDCARD)
+    return "\n".join(kept) + end
+
+
+def same_line(old, lines, at):
+    """Return the line that says now what an old one said, and its place; else a wildcard."""
+    for place in range(at, len(lines)):
+        if matches(old, lines[place]):
+            return old, place
+    likest = difflib.get_close_matches(old.replace(WILDCARD, ""), lines[at:], n=1, cutoff=0.5)
+    return (likest[0], lines.index(likest[0], at)) if likest else (WILDCARD, at)
 
 
 def test_output_is_written_anew_where_it_was_shown_and_cut_where_it_was_cut():
-    shown = "a 1\n…\ntook … ms\n\n"
-    assert shown_anew(shown, "a 2\nb\nc\ntook 3 ms\n") == "a 2\n…\ntook … ms\n\n"
+    shown = "a 1\n…\nmiddle one\n…\ntook … ms\n\n"
+    printed = "a 2\nb\nc\nmiddle two\nd\ntook 3 ms\n"
+    assert shown_anew(shown, printed) == "a 2\n…\nmiddle two\n…\ntook … ms\n\n"
+    assert matches(shown_anew(shown, printed), printed)
     assert shown_anew("a 1\n", "a 2\nb\n") == "a 2\nb\n"
 
 
