@@ -113,8 +113,8 @@ class Verbs(click.Group):
             from difflib import get_close_matches
 
             meant = get_close_matches(args[0], VERBS, n=1)
-            said = f"; did you mean {meant[0]}?" if meant else ""
-            raise UsageError(f"there is no verb {args[0]!r}{said}", hint="debubble --help")
+            text = f"; did you mean {meant[0]}?" if meant else ""
+            raise UsageError(f"there is no verb {args[0]!r}{text}", hint="debubble --help")
         return super().resolve_command(ctx, args)
 
     def make_context(
@@ -215,9 +215,9 @@ def _unforeseen(error: Exception) -> Unforeseen:
         import traceback
 
         traceback.print_exception(error)
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     return Unforeseen(
-        f"unforeseen: {type(error).__name__}{': ' if said else ''}{said}",
+        f"unforeseen: {type(error).__name__}{': ' if text else ''}{text}",
         hint=f"{TRACEBACK}=1 shows where; please report it with that",
     )
 

@@ -137,7 +137,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             if kept
             else "plan BEFORE --save NAME keeps what is predicted of it",
         )
-    found = compare(
+    comparison = compare(
         replace(first, predicted=kept),
         second,
         change=change,
@@ -145,10 +145,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         limit_bytes=limit_bytes,
     )
     answer = answer_compare(
-        found, gaps, compare_causes(*([run.shares for run in side.captures] for side in sides))
+        comparison, gaps, compare_causes(*([run.shares for run in side.captures] for side in sides))
     )
-    page = compare_page(answer, manners.hint(_next_command(after, found)))
-    if kept and found.predicted is None:
+    page = compare_page(answer, manners.hint(_next_command(after, comparison)))
+    if kept and comparison.predicted is None:
         count = counted(len(kept), "prediction")
         page.notes.append(f"{count} of {before}, none of this change: --change names it")
     if report_path is not None:
@@ -159,18 +159,18 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if failing:
         took_ns = min(
             (
-                *found.before.batch_latencies_s(found.bases[0]),
-                *found.after.batch_latencies_s(found.bases[1]),
+                *comparison.before.batch_latencies_s(comparison.bases[0]),
+                *comparison.after.batch_latencies_s(comparison.bases[1]),
             ),
             default=0.0,
         )
-        slack_ns = found.threshold * took_ns * NS_PER_S
+        slack_ns = comparison.threshold * took_ns * NS_PER_S
         refuse_doubted("--fail-on cannot be judged", gaps, Touch.TIMES, slack_ns)
     if Verdict.UNSAFE_MEMORY in failing:
         refuse_doubted("--fail-on cannot be judged", gaps, Touch.MEMORY)
-    if found.verdict in failing:
+    if comparison.verdict in failing:
         close_gate()
-    if failing and found.verdict is Verdict.NOT_COMPARABLE:
+    if failing and comparison.verdict is Verdict.NOT_COMPARABLE:
         refuse_to_judge(
             "--fail-on",
             "the runs cannot be compared",
@@ -205,13 +205,13 @@ class _Side:
         ]
 
 
-def _next_command(after: str, found: Comparison) -> str:
+def _next_command(after: str, comparison: Comparison) -> str:
     """Name what to look at next, where AFTER is one place with traces in it."""
     from debubble.measure.comparison import Verdict
 
-    if found.after.served is not None or (not is_url(after) and not Path(after).exists()):
+    if comparison.after.served is not None or (not is_url(after) and not Path(after).exists()):
         return ""
-    verb = "find" if found.verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
+    verb = "find" if comparison.verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
     return f"debubble {verb} {shlex.quote(after)}"
 
 

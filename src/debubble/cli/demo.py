@@ -133,9 +133,9 @@ def _commands(template: Template, made: Improvement, out: Path) -> list[str]:
     """Write what was done as one would type it."""
     before, after = (shlex.quote(str(out / name)) for name in ("before", "after"))
 
-    def captured(setting: Setting, place: str) -> str:
+    def captured(setting: Setting, folder: str) -> str:
         words = shlex.join(template.fill(setting))
-        return f"debubble capture --wait {WAIT} --steps {STEPS} --out {place} -- {words}"
+        return f"debubble capture --wait {WAIT} --steps {STEPS} --out {folder} -- {words}"
 
     return [
         captured(template.now, before),

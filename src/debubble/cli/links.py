@@ -265,22 +265,22 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
     from debubble.report.answers.links import answer_links, verdicts_of
     from debubble.report.links import links_page
 
-    found = answer_links(analysis)
+    answer = answer_links(analysis)
     slow = [health.hop for health in analysis.links.slow]
-    page = links_page(found, f"debubble plan {words}")
+    page = links_page(answer, f"debubble plan {words}")
     if len(analysis.pipelines) > 1:
         page.notes.insert(0, "the hops of another pipeline: --pipeline N")
     return _Answer(
         page=page,
-        data=found,
-        gaps=found.warnings,
+        data=answer,
+        gaps=answer.warnings,
         rates={
             (hop.from_rank, hop.to_rank): hop.one_message_bytes_per_s
-            for hop in found.hops
+            for hop in answer.hops
             if hop.one_message_bytes_per_s
         },
         slow=slow,
-        verdicts=verdicts_of(found.hops),
+        verdicts=verdicts_of(answer.hops),
         absent=analysis.pipeline.absent,
     )
 

@@ -94,7 +94,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     prepare_out(out)
     earlier = set(list_segments(out))
     code = run_command(command_words, environment, output_to_stderr=bool(manners.as_json))
-    segments = tuple(one for one in list_segments(out) if one not in earlier)
+    segments = tuple(segment for segment in list_segments(out) if segment not in earlier)
     if code:
         raise CaptureError(
             f"the command ended with {say_end(code)}",

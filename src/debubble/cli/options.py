@@ -433,9 +433,9 @@ class Reader:
         """Read one capture for what it holds, with progress."""
         from debubble.timeline.fleet.survey import inspect_run
 
-        found = self._find(places)
+        files = self._find(places)
         with ending_cleanly(), progress("reading", manners) as show:
-            return inspect_run(found, self._means(places, found, show))
+            return inspect_run(files, self._means(places, files, show))
 
     def analyse(
         self,
@@ -447,18 +447,18 @@ class Reader:
         """Read one capture and measure what is asked about, with progress."""
         from debubble.analysis import analyse_found
 
-        found = self._find(places)
-        _say_which(found, self.capture, manners)
+        files = self._find(places)
+        _say_which(files, self.capture, manners)
         with ending_cleanly(), progress("reading", manners) as show:
-            return analyse_found(found, question, self._means(places, found, show), wires)
+            return analyse_found(files, question, self._means(places, files, show), wires)
 
     def _find(self, places: Sequence[str]) -> RunFiles:
         from debubble.trace.run import find_run, warn_of_unread
 
-        found = find_run(places, capture=self.capture, limits=self.limits)
-        return found if self.capture else warn_of_unread(places, found)
+        files = find_run(places, capture=self.capture, limits=self.limits)
+        return files if self.capture else warn_of_unread(places, files)
 
-    def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
+    def _means(self, places: Sequence[str], files: RunFiles, show: Progress) -> Means:
         from debubble.timeline.fleet.survey import Means
         from debubble.trace.digest.content import place_digests
         from debubble.trace.engine import LOCAL, Engine
@@ -470,18 +470,18 @@ class Reader:
             engine = engine_at(self.engine)
         digests = None
         if self.digest is not None:
-            files = [file.file for capture in found.captures for file in capture.files]
-            digests = place_digests(self.digest, places, files)
+            names = [file.file for capture in files.captures for file in capture.files]
+            digests = place_digests(self.digest, places, names)
         return Means(engine=engine, limits=self.limits, digests=digests, on_progress=show)
 
 
-def _say_which(found: RunFiles, wanted: str | None, manners: Manners) -> None:
+def _say_which(files: RunFiles, wanted: str | None, manners: Manners) -> None:
     """Say which of several captures is read, unless the user or a warning said it."""
-    warned = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in found.gaps)
-    count = len(found.captures)
+    warned = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in files.gaps)
+    count = len(files.captures)
     if wanted is None and count > 1 and not warned:
         manners.say(
-            f"read: {found.capture.name}, of {count} captures here; --capture NAME reads another"
+            f"read: {files.capture.name}, of {count} captures here; --capture NAME reads another"
         )
 
 

@@ -228,9 +228,9 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     """Lead on: to the change as text, to larger batches, to the run after it, or to the record."""
     if answer.emitted is not None and answer.emitted.option is not None:
         return f"debubble compare {words} AFTER"
-    asked, told = f"debubble plan {words} {flags}".rstrip(), answer.tellable_framework
-    if told is not None:
-        return f"{asked} --emit {told}"
+    asked, framework_name = f"debubble plan {words} {flags}".rstrip(), answer.tellable_framework
+    if framework_name is not None:
+        return f"{asked} --emit {framework_name}"
     if all(option.by_replay for option in answer.options):  # find has what a replay prices
         return f"debubble find {words}"
     if answer.recommended:

@@ -112,12 +112,12 @@ _wire_options = gathered(
 
 def _numbers(text: str, what: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
         raise UsageError(f"{text!r} is no number of {what}", hint="write it as 4, or 2,4,8")
-    return found
+    return numbers
 
 
 @click.command(
@@ -197,7 +197,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         written.append(name)
     pipelines = Pipelines(probe=probe, wire=wire, optimizer_bytes=optimizer)
     with progress("simulating", manners):
-        found = pipelines.compare(ranks, counts, probe.sizes[-1] * counts[0])
+        numbers = pipelines.compare(ranks, counts, probe.sizes[-1] * counts[0])
     following = f"debubble probe {shlex.quote(name)} --stages {stages} --tables steps"
     if tables is not None:
         schedule = "1f1b" if probe.trains else "forward-only"
@@ -210,7 +210,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         split = ",".join(map(str, usual.split or ()))
         following = f"debubble plan {files[-1]} --also {files[0]} --layers {split}"
     limit = None if limit_bytes is None else float(limit_bytes)
-    answer = answer_probe(pipelines, found, limit_bytes=limit, written=written)
+    answer = answer_probe(pipelines, numbers, limit_bytes=limit, written=written)
     print_answer(probe_page(answer, manners.hint(following)), answer, manners)
 
 
@@ -245,21 +245,21 @@ def _time(model: str, words: list[str]) -> dict[str, Any]:
                 f"the model was not timed: {said}",
                 hint="MODEL returns its modules and a function from tokens to a batch",
             )
-        found: dict[str, Any] = json.loads(out.read_text("utf-8"))
-        return found
+        numbers: dict[str, Any] = json.loads(out.read_text("utf-8"))
+        return numbers
 
 
 def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners) -> Wire:
     """Return what was measured of links: elsewhere, by an earlier probe, or here and now."""
     if file is not None:
         try:
-            found = json.loads(Path(file).read_text("utf-8"))
+            numbers = json.loads(Path(file).read_text("utf-8"))
         except (OSError, ValueError, RecursionError):
-            found = None
-        if not is_measured(found):
+            numbers = None
+        if not is_measured(numbers):
             raise UsageError(f"{file} is no hop test", hint="write one with debubble links run")
-        data["links"] = found
-        return wire_of(read_measured(found, file), f"as measured in {file}")
+        data["links"] = numbers
+        return wire_of(read_measured(numbers, file), f"as measured in {file}")
     if probe.messages:
         return wire_of_messages(probe.messages, "as between two copies, the others at work")
     if probe.links is None:

@@ -195,24 +195,24 @@ def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeR
     typed_too = [flag for flag in flags if by_hand.costs[flag] is not None]
     if typed_too:
         raise UsageError(f"--costs and {typed_too[0]} exclude each other", hint="leave one out")
-    found = read_stage_times(log, ranks=by_hand.ranks, microbatches=wanted.microbatches)
-    if wanted.chunks not in {None, found.chunks}:
+    times_read = read_stage_times(log, ranks=by_hand.ranks, microbatches=wanted.microbatches)
+    if wanted.chunks not in {None, times_read.chunks}:
         raise UsageError(
-            f"the log is of {counted(found.chunks, 'chunk')} a rank", hint="leave --chunks out"
+            f"the log is of {counted(times_read.chunks, 'chunk')} a rank", hint="leave --chunks out"
         )
-    usual = _USUAL_SCHEDULE if found.chunks == 1 else "interleaved-1f1b"
+    usual = _USUAL_SCHEDULE if times_read.chunks == 1 else "interleaved-1f1b"
     return (
         replace(
             wanted,
-            microbatches=found.microbatches,
+            microbatches=times_read.microbatches,
             schedule=wanted.schedule or usual,
-            chunks=None if found.chunks == 1 else found.chunks,
+            chunks=None if times_read.chunks == 1 else times_read.chunks,
         ),
         replace(
             by_hand,
-            ranks=found.ranks,
-            forward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in found.forward_ns),
-            backward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in found.backward_ns),
+            ranks=times_read.ranks,
+            forward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in times_read.forward_ns),
+            backward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in times_read.backward_ns),
         ),
     )
 
@@ -231,7 +231,7 @@ def simulate_by_hand(
     from debubble.timeline.figures import measure_pipeline
     from debubble.timeline.schedules import state_schedule
 
-    place = place_for(by_hand.table, force=by_hand.force)
+    table_path = place_for(by_hand.table, force=by_hand.force)
     if by_hand.log is not None:
         wanted, by_hand = _from_log(wanted, by_hand, by_hand.log)
     schedule = wanted.schedule or _USUAL_SCHEDULE
@@ -261,9 +261,9 @@ def simulate_by_hand(
         }
     )
     following = f"debubble simulate {again} --timeline"
-    if place is not None:
-        write_file(place, write_table(program, times, None).encode())
-        following = f"debubble plan {shlex.quote(str(place))}"
+    if table_path is not None:
+        write_file(table_path, write_table(program, times, None).encode())
+        following = f"debubble plan {shlex.quote(str(table_path))}"
     page = simulate_page(answer, "" if draws else manners.hint(following))
     if draws:
         page.drawing = draw_lanes(
@@ -293,13 +293,13 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
     return statement.order_for(ranks, microbatches, chunks)
 
 
-def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
+def _hand_set(stated_costs: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
     """Read the costs, all of them times or all of them plain numbers."""
     from debubble.simulate.hand_set import HandSetCosts
 
     read = {
         flag: [_read(value) for value in text.split(",")]
-        for flag, text in said.items()
+        for flag, text in stated_costs.items()
         if text is not None
     }
     # Nothing is nothing in any unit.

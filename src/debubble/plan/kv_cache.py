@@ -197,11 +197,11 @@ def _capacity(
         [
             CacheStage(
                 capacity_bytes=float(cap),
-                weight_bytes=float(weights[mine].sum()),
-                activation_bytes=float(bare.stage_bytes[mine].sum()),
-                layers=int(layers[mine].sum()),
+                weight_bytes=float(weights[own_layers].sum()),
+                activation_bytes=float(bare.stage_bytes[own_layers].sum()),
+                layers=int(layers[own_layers].sum()),
             )
-            for mine, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True)
+            for own_layers, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True)
         ],
         cache.token_layer_bytes,
         utilisation=1.0,
@@ -215,11 +215,11 @@ def _most_tokens(baseline: Baseline, cache: Cache, bare: SplitMemory, layers: in
     """
     counts = np.arange(1, layers + 1)
     rows = []
-    for mine, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True):
-        free = cap - bare.stage_bytes[mine].sum()
-        weights = bare.layer_bytes[mine, 0].mean() * counts
+    for own_layers, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True):
+        free = cap - bare.stage_bytes[own_layers].sum()
+        weights = bare.layer_bytes[own_layers, 0].mean() * counts
         tokens: F64 = (free - weights) / (counts * cache.token_layer_bytes)
-        rows.append(np.where(counts < mine.sum(), np.inf, tokens))
+        rows.append(np.where(counts < own_layers.sum(), np.inf, tokens))
     holds = np.stack(rows)  # tokens that fit, by rank and layers
     known = np.unique(holds[np.isfinite(holds) & (holds > 0)])
     fit = [tokens for tokens in known.tolist() if (holds >= tokens).sum(axis=1).sum() >= layers]

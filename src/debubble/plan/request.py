@@ -129,10 +129,10 @@ def gaps_of(baseline: Baseline) -> Iterator[Gap]:
     layers = {row.stage: row.layers for rank in baseline.ranks for row in rank.layers}
     shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
     if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
-        said, seen = (",".join(map(str, split)) for split in (stated, shown))
+        stated_layers, seen = (",".join(map(str, split)) for split in (stated, shown))
         yield Gap(
             code=Code.LAYERS_DIFFER,
-            message=f"--layers says {said}, and the traces show {seen}",
+            message=f"--layers says {stated_layers}, and the traces show {seen}",
             hint="leave --layers out, unless its layers are not alike",
         )
 

@@ -65,50 +65,50 @@ _FOLDED_COLUMNS = 5
 _MOST_REPLICAS = 8
 
 
-def find_page(found: FindAnswer, next_command: str = "", *, details: bool = True) -> Page:
+def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = True) -> Page:
     """Lay out the answer: the bubble against theory, why and whose it is.
 
     Stages, memory, hops, hosts and facts of the job are its details; so is all from the sixth
     cause on.
     """
-    page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
-    page.findings = _findings(found, found.named)
-    causes = [cause_table(found.ledger, found)] if found.ledger else []
+    page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
+    page.findings = _findings(answer, answer.named)
+    causes = [cause_table(answer.ledger, answer)] if answer.ledger else []
     if not details:
         # What two causes cost together says what each of them does.
-        joint = {part for named in found.named if "+" in named.cause for part in _parts(named)}
-        named = [named for named in found.named if named.cause not in joint]
-        page.findings = _findings(found, named)[:_MOST_FINDINGS]
-        page.tables = causes or [_stage_table(found.stages)]
+        joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
+        named = [named for named in answer.named if named.cause not in joint]
+        page.findings = _findings(answer, named)[:_MOST_FINDINGS]
+        page.tables = causes or [_stage_table(answer.stages)]
         more = "; more: --details" if next_command else ""
-        page.notes = [f"{_say_run(found)}; times: {found.basis}{more}"]
+        page.notes = [f"{_say_run(answer)}; times: {answer.basis}{more}"]
         return page
     notes = [
-        say_framework(found),
-        _say_run(found),
-        _say_peaks(found),
-        _say_slowest(found.pipelines, streams=found.stream is not None),
-        _say_job(found),
-        _say_profiler(found),
-        _say_late(found),
-        *(found.stream.scheduler.notes if found.stream and found.stream.scheduler else ()),
-        _say_shape(found),
-        _say_outside(found),
-        *_say_no_more_microbatches(found),
-        _say_side_work(found),
-        *(say_rates(found.rates) if saving_tables(found) else ()),
+        say_framework(answer),
+        _say_run(answer),
+        _say_peaks(answer),
+        _say_slowest(answer.pipelines, streams=answer.stream is not None),
+        _say_job(answer),
+        _say_profiler(answer),
+        _say_late(answer),
+        *(answer.stream.scheduler.notes if answer.stream and answer.stream.scheduler else ()),
+        _say_shape(answer),
+        _say_outside(answer),
+        *_say_no_more_microbatches(answer),
+        _say_side_work(answer),
+        *(say_rates(answer.rates) if saving_tables(answer) else ()),
     ]
     page.notes = [note for note in notes if note]
     page.tables = [
         *causes,
-        *saving_tables(found),
-        *([_phase_table(found)] if found.stream and found.stream.phases else []),
-        *([_host_table(found.stream.hosts)] if found.stream and found.stream.hosts else []),
-        *([_replica_table(found.replicas)] if found.replicas else []),
-        *([_pipeline_table(found)] if len(found.pipelines) > 1 else []),
-        _stage_table(found.stages),
-        *memory_tables(found),
-        *([_hop_table(found.hops)] if found.hops else []),
+        *saving_tables(answer),
+        *([_phase_table(answer)] if answer.stream and answer.stream.phases else []),
+        *([_host_table(answer.stream.hosts)] if answer.stream and answer.stream.hosts else []),
+        *([_replica_table(answer.replicas)] if answer.replicas else []),
+        *([_pipeline_table(answer)] if len(answer.pipelines) > 1 else []),
+        _stage_table(answer.stages),
+        *memory_tables(answer),
+        *([_hop_table(answer.hops)] if answer.hops else []),
     ]
     return page
 
@@ -117,46 +117,46 @@ def _parts(named: NamedCause) -> list[str]:
     return named.cause.split("+")
 
 
-def _findings(found: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
+def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     """Return the causes in sentences: what is larger than the bubble first, then by saving."""
     sentences = [f"{named.sentence}." for named in causes]
-    if found.bottleneck is not None:
-        sentences.insert(0, f"{found.bottleneck.sentence}.")
-    if found.ledger is not None and any(
+    if answer.bottleneck is not None:
+        sentences.insert(0, f"{answer.bottleneck.sentence}.")
+    if answer.ledger is not None and any(
         pipeline.missing_ranks
-        for pipeline in found.pipelines
-        if pipeline.pipeline == found.shown_pipeline
+        for pipeline in answer.pipelines
+        if pipeline.pipeline == answer.shown_pipeline
     ):
         sentences.append(f"{WITHOUT_TRACE}.")
     findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
-    if found.replicas is not None:
-        first = 0 if found.replicas.verdict == DRAGS else len(findings)
-        if found.named and found.named[0].cause == Cause.WORKER and found.bottleneck is None:
+    if answer.replicas is not None:
+        first = 0 if answer.replicas.verdict == DRAGS else len(findings)
+        if answer.named and answer.named[0].cause == Cause.WORKER and answer.bottleneck is None:
             first = max(first, 1)  # the device comes before the replica that it drags
-        findings.insert(first, found.replicas.sentence)
+        findings.insert(first, answer.replicas.sentence)
     return findings
 
 
-def cause_table(account: AccountPart, found: FindAnswer) -> Table:
+def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
     """Lay out causes by rank, as shares of the batch, what fixing them saves, and who caused them.
 
     Small ones share a row; what is unexplained has its own.
     """
-    of, whole_s = "the batch", found.numbers.batch_latency_s
-    if found.stream is not None:
-        of, whole_s = "the time", found.stream.turn_s
+    of, whole_s = "the batch", answer.numbers.batch_latency_s
+    if answer.stream is not None:
+        of, whole_s = "the time", answer.stream.turn_s
     by_wait = sorted(
-        range(len(account.ranks)), key=lambda place: account.ranks[place].shares[Cause.COMPUTE]
+        range(len(account.ranks)), key=lambda index: account.ranks[index].shares[Cause.COMPUTE]
     )
     few = len(account.ranks) <= _RANK_COLUMNS
     shown = [
-        account.ranks[place]
-        for place in sorted(by_wait[: _RANK_COLUMNS if few else _FOLDED_COLUMNS])
+        account.ranks[index]
+        for index in sorted(by_wait[: _RANK_COLUMNS if few else _FOLDED_COLUMNS])
     ]
     title = f"where the time goes, share of {of}"
     if len(shown) < len(account.ranks):
         title += f" ({len(shown)} of {len(account.ranks)} ranks: those that wait most)"
-    saved = {saving.cause: saving.saved_s for saving in found.savings or ()}
+    saved = {saving.cause: saving.saved_s for saving in answer.savings or ()}
     spare = "per step" if account.steps else "per batch"
     table = Table(
         columns=(
@@ -208,19 +208,19 @@ def _say_waited_for(culprit: WaitedFor) -> str:
     return f"host of rank {culprit.rank}"
 
 
-def saving_tables(found: FindAnswer) -> list[Table]:
+def saving_tables(answer: FindAnswer) -> list[Table]:
     """Lay out what removing each cause would buy; nothing where nothing would."""
     worth = [
         saving
-        for saving in found.savings or ()
+        for saving in answer.savings or ()
         if saving.saved_fraction >= MATTERS / 2 and saving.cause != ALL
     ]
-    if not worth or found.replay is None:
+    if not worth or answer.replay is None:
         return []
-    error = show_share(abs(found.replay.error_fraction or 0.0))
-    what, takes = ("batches", "a batch takes") if found.stream else ("steps", "batch latency")
+    error = show_share(abs(answer.replay.error_fraction or 0.0))
+    what, takes = ("batches", "a batch takes") if answer.stream else ("steps", "batch latency")
     table = Table(
-        columns=("what if", takes, "saved", "share", *worth_columns(found.rates)),
+        columns=("what if", takes, "saved", "share", *worth_columns(answer.rates)),
         title=f"what fixing it would save (replay of the measured {what}, error {error})",
     )
     table.rows = [
@@ -229,23 +229,23 @@ def saving_tables(found: FindAnswer) -> list[Table]:
             show_seconds(saving.batch_latency_s),
             show_seconds(saving.saved_s),
             show_share(saving.saved_fraction),
-            *worth_cells(found.rates, saving.worth),
+            *worth_cells(answer.rates, saving.worth),
         )
         for saving in worth
     ]
-    return [table, *_microbatch_table(found)]
+    return [table, *_microbatch_table(answer)]
 
 
-def _microbatch_table(found: FindAnswer) -> list[Table]:
+def _microbatch_table(answer: FindAnswer) -> list[Table]:
     """Lay out what twice the microbatches would do, as `plan` has it."""
-    more = found.more_microbatches
+    more = answer.more_microbatches
     if more is None or not more.options:
         return []
     table = Table(
         columns=("what if", "batch latency", "throughput", "80 % interval"),
         title="more microbatches (simulated)",
     )
-    table.add("unchanged", show_seconds(found.numbers.batch_latency_s or 0.0), "", "")
+    table.add("unchanged", show_seconds(answer.numbers.batch_latency_s or 0.0), "", "")
     for option in more.options:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         table.add(
@@ -257,19 +257,19 @@ def _microbatch_table(found: FindAnswer) -> list[Table]:
     return [table]
 
 
-def _say_no_more_microbatches(found: FindAnswer) -> list[str]:
+def _say_no_more_microbatches(answer: FindAnswer) -> list[str]:
     """Say why more microbatches are not priced."""
-    more = found.more_microbatches
+    more = answer.more_microbatches
     if more is None:
         return []
     unpriced = [more.unpriced] if more.unpriced else []
     return [f"more microbatches, not predicted: {why}" for why in (*unpriced, *more.refused)]
 
 
-def _phase_table(found: FindAnswer) -> Table:
+def _phase_table(answer: FindAnswer) -> Table:
     """Lay out what batches of each phase take on the stage where they take longest."""
     table = Table(columns=("phase", "batches", "tokens", "longest pass", "on stage", "device"))
-    for part in found.stream.phases if found.stream else ():
+    for part in answer.stream.phases if answer.stream else ():
         longest = max(range(len(part.pass_s)), key=lambda stage: part.pass_s[stage])
         table.add(
             part.phase,
@@ -282,31 +282,31 @@ def _phase_table(found: FindAnswer) -> Table:
     return table
 
 
-def _replica_table(found: ReplicasPart) -> Table:
+def _replica_table(answer: ReplicasPart) -> Table:
     """List the replicas, or those that come last of many."""
     table = Table(columns=("replica", "ranks", "late by", "last in", "waits a step"))
-    rows = sorted(found.replicas, key=lambda row: (-(row.late_s or 0), row.replica))
+    rows = sorted(answer.replicas, key=lambda row: (-(row.late_s or 0), row.replica))
     for row in sorted(rows[:_MOST_REPLICAS], key=lambda row: row.replica):
         sign = "-" if (row.late_s or 0) < 0 else ""
         table.add(
             str(row.replica),
             show_members(row.ranks),
             UNKNOWN if row.late_s is None else f"{sign}{show_seconds(abs(row.late_s))}",
-            f"{row.last_steps} of {len(found.steps)}",
+            f"{row.last_steps} of {len(answer.steps)}",
             show_seconds(row.waited_s / max(1, len(row.ranks))),
         )
     return table
 
 
-def _pipeline_table(found: FindAnswer) -> Table:
+def _pipeline_table(answer: FindAnswer) -> Table:
     """Lay out pipelines: the one shown in full, those that stand out, the others as one."""
     table = Table(columns=("pipeline", "ranks", "bubble", "batch latency", "peak memory"))
     for name, lines in fold(
-        found.pipelines,
+        answer.pipelines,
         FEW // 2,
         lambda line: line.bubble_fraction,
         lambda line: line.batch_latency_s,
-        keep=lambda line: line.pipeline == found.shown_pipeline,
+        keep=lambda line: line.pipeline == answer.shown_pipeline,
     ):
         table.add(
             name or str(lines[0].pipeline),
@@ -334,7 +334,7 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
         for kind in {kind for _, kind in rows}:
             held = [stage for stage in stages if kind in stage.passes]
             places = farthest([stage.passes[kind].median_s for stage in held], STANDING_OUT // 2)
-            kept |= {held[place].stage for place in places}
+            kept |= {held[index].stage for index in places}
     lines = [("", kind, [stage]) for stage, kind in rows if stage.stage in kept]
     for kind in sorted({kind for _, kind in rows}, key="FBIW".find):
         others = [stage for stage, held in rows if held == kind and stage.stage not in kept]
@@ -360,16 +360,16 @@ def _layers_shown(alike: Sequence[StagePart]) -> str:
     return " + ".join(f"{kind.layers} {kind.name}" for kind in kinds)
 
 
-def memory_tables(found: FindAnswer) -> list[Table]:
+def memory_tables(answer: FindAnswer) -> list[Table]:
     """Lay out what ranks hold: what a microbatch in flight takes decides what fits."""
     known = [
         rank
-        for rank in found.memory
+        for rank in answer.memory
         if rank.per_microbatch_bytes is not None or rank.static_bytes is not None
     ]
     if not known:
         return []
-    in_flight = () if found.stream else ("a microbatch in flight", "in flight")
+    in_flight = () if answer.stream else ("a microbatch in flight", "in flight")
     table = Table(columns=("rank", "static", *in_flight, "peak"), title="memory, by rank")
     for name, ranks in fold(known, FEW // 2, lambda rank: rank.peak_bytes, count=STANDING_OUT // 2):
         of_microbatches = (
@@ -402,13 +402,13 @@ def _hop_table(hops: Sequence[HopPart]) -> Table:
     return table
 
 
-def say_framework(found: FindAnswer) -> str:
+def say_framework(answer: FindAnswer) -> str:
     """Say whose framework ran it and how it divides the job; empty where nothing tells."""
-    known: FrameworkPart = found.run.framework
+    known: FrameworkPart = answer.run.framework
     if known.name is None:
         return ""
     name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.name, known.name)
-    shown = next(line for line in found.pipelines if line.pipeline == found.shown_pipeline)
+    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     sizes = {
         "pipeline": len(shown.ranks) + len(shown.missing_ranks),
         "tensor": known.tensor,
@@ -421,18 +421,18 @@ def say_framework(found: FindAnswer) -> str:
     if known.microbatch_size is not None:
         samples = counted(known.microbatch_size, "sample")
         parts.append(f"microbatches of {samples} x {show_count(known.sequence or 0)} tokens")
-        if found.run.microbatches:
-            batch = known.microbatch_size * found.run.microbatches * (known.data or 1)
+        if answer.run.microbatches:
+            batch = known.microbatch_size * answer.run.microbatches * (known.data or 1)
             parts.append(f"batch of {counted(batch, 'sample')}")
     if known.recomputes:
         parts.append("activations recomputed")
     return f"{name}: {', '.join(parts)}"
 
 
-def _say_run(found: FindAnswer) -> str:
+def _say_run(answer: FindAnswer) -> str:
     """Say which ranks, under which schedule, and how long a batch takes."""
-    run, numbers, stream = found.run, found.numbers, found.stream
-    shown = next(line for line in found.pipelines if line.pipeline == found.shown_pipeline)
+    run, numbers, stream = answer.run, answer.numbers, answer.stream
+    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     schedule = run.schedule or "schedule unknown"
     if run.stated is not None:
         stated = run.stated
@@ -460,8 +460,8 @@ def _say_run(found: FindAnswer) -> str:
     return "; ".join(parts)
 
 
-def _say_peaks(found: FindAnswer) -> str:
-    peaks = [peak for peak in found.numbers.peak_memory_bytes if peak is not None]
+def _say_peaks(answer: FindAnswer) -> str:
+    peaks = [peak for peak in answer.numbers.peak_memory_bytes if peak is not None]
     few = " ".join(map(show_bytes, peaks))
     shown = few if len(peaks) <= FEW else show_range(peaks, show_bytes)
     return f"peak memory by rank: {shown}" if peaks else ""
@@ -484,27 +484,31 @@ def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
     return f"slowest: pipeline {slowest}, {takes} a batch (median of the others: {elsewhere})"
 
 
-def _say_job(found: FindAnswer) -> str:
+def _say_job(answer: FindAnswer) -> str:
     """Say on which basis times are, and what a step takes unprofiled, where the job timed it."""
-    job, batch, said = found.job, found.numbers.unprofiled_batch_latency_s, say_basis(found.basis)
+    job, batch, sentence = (
+        answer.job,
+        answer.numbers.unprofiled_batch_latency_s,
+        say_basis(answer.basis),
+    )
     if job is None or job.unprofiled_step_time_s is None or job.overhead_fraction is None:
-        return said
+        return sentence
     timed = f"median of {counted(job.steps_timed, 'step')}"
-    said += f"; unprofiled: {show_seconds(job.unprofiled_step_time_s)} a step ({timed})"
+    sentence += f"; unprofiled: {show_seconds(job.unprofiled_step_time_s)} a step ({timed})"
     if batch is not None:
         return (
-            f"{said}, about {show_seconds(batch)} a batch; profiling overhead "
+            f"{sentence}, about {show_seconds(batch)} a batch; profiling overhead "
             f"{show_gain(job.overhead_fraction)}"
         )
     if job.overhead_fraction > 0:
-        return said
+        return sentence
     by = show_percent(-job.overhead_fraction)
-    return f"{said}; profiled steps were {by} faster: the unprofiled ones were disturbed"
+    return f"{sentence}; profiled steps were {by} faster: the unprofiled ones were disturbed"
 
 
-def _say_late(found: FindAnswer) -> str:
+def _say_late(answer: FindAnswer) -> str:
     """Say whom ranks wait for in collectives of their stage, where that takes some time."""
-    account = found.ledger
+    account = answer.ledger
     if account is None or account.shares[Cause.COLLECTIVE_WAIT] < MATTERS:
         return ""
     pairs = ", ".join(
@@ -529,31 +533,31 @@ def _host_table(hosts: Sequence[HostPart]) -> Table:
     return table
 
 
-def _say_profiler(found: FindAnswer) -> str:
+def _say_profiler(answer: FindAnswer) -> str:
     """Say what the server did without the profiler; empty where it is no stream."""
-    if found.stream is None or not found.stream.phases:
+    if answer.stream is None or not answer.stream.phases:
         return ""
-    noted = found.stream.profiler
+    noted = answer.stream.profiler
     if noted is None:
         return "profiling overhead unknown: capture with --server to measure it"
     if noted.slowdown is None:
-        said = "profiling overhead unknown: too little comparable load around the capture"
+        sentence = "profiling overhead unknown: too little comparable load around the capture"
     else:
-        said = f"unprofiled, a token took {1 / noted.slowdown:.2f} of its profiled time"
+        sentence = f"unprofiled, a token took {1 / noted.slowdown:.2f} of its profiled time"
     captured = noted.captured_tokens_out_per_s
     if captured is not None:
-        said += f"; {show_number(captured)} tokens/s out profiled, decode only"
+        sentence += f"; {show_number(captured)} tokens/s out profiled, decode only"
     if noted.tokens_out_per_s is not None:
-        said += f"; {show_number(noted.tokens_out_per_s)} tokens/s out unprofiled"
+        sentence += f"; {show_number(noted.tokens_out_per_s)} tokens/s out unprofiled"
     if noted.tpot_s is not None:
-        said += f", {show_seconds(noted.tpot_s)} a token"
-    return said
+        sentence += f", {show_seconds(noted.tpot_s)} a token"
+    return sentence
 
 
-def _say_shape(found: FindAnswer) -> str:
-    shape = found.shape
+def _say_shape(answer: FindAnswer) -> str:
+    shape = answer.shape
     if shape is None:
-        return "no waits between passes" if found.run.steps else ""
+        return "no waits between passes" if answer.run.steps else ""
     places = {"everywhere": "on all ranks", "middle": "mostly on the middle ranks"}
     where = places.get(shape.where, f"mostly on the {shape.where} rank")
     evenness = "vary" if shape.jagged_fraction > _JAGGED else "are even"
@@ -561,17 +565,18 @@ def _say_shape(found: FindAnswer) -> str:
     return f"waits between passes {evenness}, median {length}, {where}"
 
 
-def _say_outside(found: FindAnswer) -> str:
+def _say_outside(answer: FindAnswer) -> str:
     parts = [
-        f"{part.replace('_', ' ')} {show_seconds(length)}" for part, length in found.outside.items()
+        f"{part.replace('_', ' ')} {show_seconds(length)}"
+        for part, length in answer.outside.items()
     ]
     return f"between steps: {', '.join(parts)}" if parts else ""
 
 
-def _say_side_work(found: FindAnswer) -> str:
+def _say_side_work(answer: FindAnswer) -> str:
     parts = [
         f"{part.replace('_', ' ')} {show_percent(share) if share >= 0.01 else 'below 1 %'}"
-        for part, share in found.side_work.items()
+        for part, share in answer.side_work.items()
     ]
-    whole = "the time" if found.stream else "the batch"
+    whole = "the time" if answer.stream else "the batch"
     return f"side work (no pass waits for it): {', '.join(parts)} of {whole}" if parts else ""

@@ -32,53 +32,53 @@ _LEAST_WORTH = 0.2
 _MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 4
 
 
-def plan_page(found: PlanAnswer, next_command: str = "", *, details: bool = True) -> Page:
+def plan_page(answer: PlanAnswer, next_command: str = "", *, details: bool = True) -> Page:
     """Lay out the plan: what to do, then all options, then what was refused.
 
     The short answer has the best options, and assumptions that these rest on. What is written for
     a framework comes after the page: its last line announces that.
     """
-    page = Page(answer=found.verdict, findings=list(found.findings), next_command=next_command)
-    page.gaps = list(found.warnings)
-    notes = _notes(found) if details else _few_notes(found)
+    page = Page(answer=answer.verdict, findings=list(answer.findings), next_command=next_command)
+    page.gaps = list(answer.warnings)
+    notes = _notes(answer) if details else _few_notes(answer)
     if not details:
         page.findings = page.findings[:_MOST_FINDINGS]
         if next_command:
             notes.append("all options, refused options, assumptions, memory: --details")
-    if found.options:
-        page.tables += _option_tables(found) if details else [_best_table(found)]
-    if found.context_length is not None:
-        page.tables.append(_length_table(found, found.context_length))
-    if found.kv_cache is not None:
-        page.tables.append(_cache_table(found, found.kv_cache))
-    if found.refused and details:
+    if answer.options:
+        page.tables += _option_tables(answer) if details else [_best_table(answer)]
+    if answer.context_length is not None:
+        page.tables.append(_length_table(answer, answer.context_length))
+    if answer.kv_cache is not None:
+        page.tables.append(_cache_table(answer, answer.kv_cache))
+    if answer.refused and details:
         page.tables.append(
-            refused_table((refused.words, refused.reason) for refused in found.refused)
+            refused_table((refused.words, refused.reason) for refused in answer.refused)
         )
-    page.notes = [*notes, *_emitted(found)]
+    page.notes = [*notes, *_emitted(answer)]
     return page
 
 
-def _shown_first(found: PlanAnswer) -> list[OptionPart]:
+def _shown_first(answer: PlanAnswer) -> list[OptionPart]:
     """Return the best options with this global batch size, then the best of larger ones."""
-    same = [option for option in found.options if not option.changes_training]
-    larger = [option for option in found.options if option.changes_training]
+    same = [option for option in answer.options if not option.changes_training]
+    larger = [option for option in answer.options if option.changes_training]
     return [*same, *larger[:_MOST_LARGER]][:_MOST_OPTIONS]
 
 
-def _few_notes(found: PlanAnswer) -> list[str]:
+def _few_notes(answer: PlanAnswer) -> list[str]:
     """Return on which basis times are, and what the first options assume."""
-    every = [said for option in _shown_first(found) for said in option.assumptions]
+    every = [sentences for option in _shown_first(answer) for sentences in option.assumptions]
     assumed = list(dict.fromkeys(every))[:_MOST_ASSUMED]
-    basis = say_basis(found.basis, found.baseline.without_profiler)
-    return [basis, *(f"assumed: {said}" for said in assumed), *_memory_notes(found)]
+    basis = say_basis(answer.basis, answer.baseline.without_profiler)
+    return [basis, *(f"assumed: {sentences}" for sentences in assumed), *_memory_notes(answer)]
 
 
 _COLUMNS = ("option", "batch", "80 % interval", "bubble", "gain", "headroom", "do")
 
 
-def _unchanged_cells(found: PlanAnswer) -> tuple[str, ...]:
-    now = found.baseline
+def _unchanged_cells(answer: PlanAnswer) -> tuple[str, ...]:
+    now = answer.baseline
     return (
         "unchanged",
         show_seconds(now.numbers.batch_latency_s),
@@ -104,34 +104,34 @@ def _option_cells(option: OptionPart, *, mark: bool) -> tuple[str, ...]:
     )
 
 
-def _best_table(found: PlanAnswer) -> Table:
+def _best_table(answer: PlanAnswer) -> Table:
     """Lay out the options of the short answer, with their worth where a price was given."""
-    priced = found.rates is not None and found.rates.price_per_gpu_hour is not None
-    rates = found.rates if priced else None
+    priced = answer.rates is not None and answer.rates.price_per_gpu_hour is not None
+    rates = answer.rates if priced else None
     table = Table(columns=(*_COLUMNS, *worth_columns(rates)), spare=("bubble",))
-    table.add(*_unchanged_cells(found), *worth_cells(rates, None))
-    for option in _shown_first(found):
+    table.add(*_unchanged_cells(answer), *worth_cells(rates, None))
+    for option in _shown_first(answer):
         table.add(*_option_cells(option, mark=True), *worth_cells(rates, option.worth))
     return table
 
 
-def _option_tables(found: PlanAnswer) -> Iterator[Table]:
+def _option_tables(answer: PlanAnswer) -> Iterator[Table]:
     """Lay out the options, those with a larger batch apart."""
-    columns = (*_COLUMNS, *worth_columns(found.rates))
-    as_it_is = (*_unchanged_cells(found), *worth_cells(found.rates, None))
+    columns = (*_COLUMNS, *worth_columns(answer.rates))
+    as_it_is = (*_unchanged_cells(answer), *worth_cells(answer.rates, None))
     # What a day is worth follows from the gain; money and energy were asked for.
     spare = ("GPU-h/day", "bubble")
     same = Table(columns=columns, title="options, by throughput", rows=[as_it_is], spare=spare)
     larger = Table(columns=columns, title="A larger batch (changes training):", spare=spare)
-    for option in found.options:
+    for option in answer.options:
         table = larger if option.changes_training else same
-        table.add(*_option_cells(option, mark=False), *worth_cells(found.rates, option.worth))
+        table.add(*_option_cells(option, mark=False), *worth_cells(answer.rates, option.worth))
     yield same
     if larger.rows:
         yield larger
 
 
-def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
+def _length_table(answer: PlanAnswer, length: LengthPart) -> Table:
     """Lay out every option at another length, beside its rank there."""
     name = name_length(length.token_scale, length.tokens)
     table = Table(
@@ -141,7 +141,7 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
     for there in length.options:
         table.add(
             show_known(there.rank),
-            found.options[there.option].words,
+            answer.options[there.option].words,
             show_seconds(there.numbers.batch_latency_s),
             show_share(there.numbers.bubble_fraction),
             show_change(there.throughput_gain_fraction),
@@ -151,18 +151,18 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
     return table
 
 
-def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
+def _cache_table(answer: PlanAnswer, cache: CachePart) -> Table:
     """Lay out the splits by what a KV cache holds, the one in use among them."""
     table = Table(
         columns=("split", "KV cache tokens", "more", "limited by", "batch", "throughput"),
         title="KV cache, limited by the rank with the least memory per layer",
     )
     table.add(
-        f"{','.join(map(str, found.baseline.split or ()))} (now)",
+        f"{','.join(map(str, answer.baseline.split or ()))} (now)",
         show_count(cache.tokens),
         "",
         f"rank {cache.limited_by_rank}",
-        show_seconds(found.baseline.numbers.batch_latency_s),
+        show_seconds(answer.baseline.numbers.batch_latency_s),
         "",
     )
     for option in cache.options:
@@ -177,46 +177,46 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
     return table
 
 
-def _notes(found: PlanAnswer) -> list[str]:
-    base, length, cache = found.baseline, found.context_length, found.kv_cache
-    notes = [say_basis(found.basis, base.without_profiler)]
-    notes += [f"{found.left_out.sentence}; --for any includes them"] if found.left_out else []
-    notes += list(say_rates(found.rates)) if found.options else []
+def _notes(answer: PlanAnswer) -> list[str]:
+    base, length, cache = answer.baseline, answer.context_length, answer.kv_cache
+    notes = [say_basis(answer.basis, base.without_profiler)]
+    notes += [f"{answer.left_out.sentence}; --for any includes them"] if answer.left_out else []
+    notes += list(say_rates(answer.rates)) if answer.options else []
     each = [size for size in base.per_microbatch_bytes if size is not None]
     if each:
         few = " ".join(map(show_bytes, each))
         shown = few if len(each) <= FEW else show_range(each, show_bytes)
         notes.append(f"memory of a microbatch in flight, by rank: {shown}")
-    assumed = {said for option in found.options for said in option.assumptions}
+    assumed = {sentences for option in answer.options for sentences in option.assumptions}
     assumed |= set(length.assumptions if length else ())
     assumed |= set(cache.assumptions if cache else ())
-    notes += [f"assumed: {said}" for said in sorted(assumed)]
-    notes += _memory_notes(found)
-    if found.quickest_split is not None and found.lower_bound_s is not None:
-        split = ",".join(map(str, found.quickest_split.split))
+    notes += [f"assumed: {sentences}" for sentences in sorted(assumed)]
+    notes += _memory_notes(answer)
+    if answer.quickest_split is not None and answer.lower_bound_s is not None:
+        split = ",".join(map(str, answer.quickest_split.split))
         proof = f"no split beats {split} by 3 % or more"
-        if not found.quickest_split.exact:
-            bound = show_seconds(found.lower_bound_s)
+        if not answer.quickest_split.exact:
+            bound = show_seconds(answer.lower_bound_s)
             proof = f"best split found: {split}; no split takes less than {bound}"
         notes.append(proof)
-    return notes + _name_ends(found)
+    return notes + _name_ends(answer)
 
 
-def _memory_notes(found: PlanAnswer) -> list[str]:
+def _memory_notes(answer: PlanAnswer) -> list[str]:
     """Say what is unknown of memory, so that options may not fit."""
-    if found.baseline.predicted_peak_bytes is None:
+    if answer.baseline.predicted_peak_bytes is None:
         return ["memory: growth unknown from these traces; options are not checked against a limit"]
-    if None in found.baseline.limit_bytes:
+    if None in answer.baseline.limit_bytes:
         return ["memory: limit unknown; give it with --memory-limit"]
     return []
 
 
-def _name_ends(found: PlanAnswer) -> list[str]:
+def _name_ends(answer: PlanAnswer) -> list[str]:
     """Say what the ends do besides their layers, now and with the quickest split."""
-    base, quickest = found.baseline, found.quickest_split
+    base, quickest = answer.baseline, answer.quickest_split
     split = base.split or []
     ends = ((0, "embedding", base.embedding_layers), (len(split) - 1, "head", base.head_layers))
-    said = []
+    sentences = []
     for stage, what, worth in ends if split else ():
         if not worth or worth < _LEAST_WORTH:
             continue
@@ -225,61 +225,61 @@ def _name_ends(found: PlanAnswer) -> list[str]:
         if quickest is not None and quickest.split[stage] != split[stage]:
             layers = counted(quickest.split[stage], "layer")
             now += f"; with split {','.join(map(str, quickest.split))} it has {layers}"
-        said.append(now)
-    return said
+        sentences.append(now)
+    return sentences
 
 
-def _emitted(found: PlanAnswer) -> list[str]:
+def _emitted(answer: PlanAnswer) -> list[str]:
     """Say what is written for a framework, and what must be known of it."""
-    emitted = found.emitted
+    emitted = answer.emitted
     if emitted is None:
         return []
     if emitted.option is None:
         return ["", f"for {emitted.framework}: nothing to write ({emitted.reason})"]
-    option, said = found.options[emitted.option], [""]
+    option, sentences = answer.options[emitted.option], [""]
     if emitted.reason:
-        said.append(f"better options cannot be written: {emitted.reason}")
+        sentences.append(f"better options cannot be written: {emitted.reason}")
     if not option.recommended:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         gain = show_gain(option.throughput_gain_fraction, low, high)
         kind = "fits, but is slower" if high < 0 else "may be within the noise"
-        said.append(f"this option {kind}: {gain}")
-    return [*said, f"for {emitted.framework}, {option.words}:"]
+        sentences.append(f"this option {kind}: {gain}")
+    return [*sentences, f"for {emitted.framework}, {option.words}:"]
 
 
 _SHOWN = 8
 
 
 def server_plan_page(
-    found: ServerPlanAnswer, next_command: str = "", *, details: bool = True
+    answer: ServerPlanAnswer, next_command: str = "", *, details: bool = True
 ) -> Page:
     """Lay out the answer: what it does unchanged, then each change with what it would do."""
-    page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
-    page.tables = [_server_table(found, found.options[: _SHOWN if details else _MOST_OPTIONS])]
+    page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
+    page.tables = [_server_table(answer, answer.options[: _SHOWN if details else _MOST_OPTIONS])]
     page.findings = [
-        f"{option.what}: {option.refused}." for option in found.options if option.refused
+        f"{option.what}: {option.refused}." for option in answer.options if option.refused
     ]
-    notes = [f"model error on the captured batches: {show_gain(found.misfit_fraction)}"]
-    assumed = [f"assumed: {said}" for said in found.assumptions]
+    notes = [f"model error on the captured batches: {show_gain(answer.misfit_fraction)}"]
+    assumed = [f"assumed: {sentences}" for sentences in answer.assumptions]
     if details:
         notes.append("TTFT: after queueing; KV: tokens in each stage's cache")
-        notes += say_rates(found.rates) if found.options else ()
+        notes += say_rates(answer.rates) if answer.options else ()
     elif next_command:
         assumed = [*assumed[:_MOST_ASSUMED], "all changes and assumptions: --details"]
     page.notes = notes + assumed
-    if found.emitted is not None and found.emitted.reason:
-        page.notes.append(f"not written for {found.emitted.framework}: {found.emitted.reason}")
+    if answer.emitted is not None and answer.emitted.reason:
+        page.notes.append(f"not written for {answer.emitted.framework}: {answer.emitted.reason}")
     return page
 
 
-def _server_table(found: ServerPlanAnswer, options: Sequence[ServerOptionPart]) -> Table:
-    now = found.as_is
+def _server_table(answer: ServerPlanAnswer, options: Sequence[ServerOptionPart]) -> Table:
+    now = answer.as_is
     table = Table(
         columns=(
             *("what if", "tokens/s out", "gain", "80 % interval", "TTFT", "TPOT", "KV", "sure"),
-            *worth_columns(found.rates),
+            *worth_columns(answer.rates),
         ),
-        title="changes, by tokens/s" if len(found.options) > 1 else "",
+        title="changes, by tokens/s" if len(answer.options) > 1 else "",
         spare=("GPU-h/day", "KV"),
     )
     table.add(
@@ -291,7 +291,7 @@ def _server_table(found: ServerPlanAnswer, options: Sequence[ServerOptionPart]) 
         show_seconds(now.tpot_s),
         show_known(now.kv_tokens, show_count),
         "",
-        *worth_cells(found.rates, None),
+        *worth_cells(answer.rates, None),
     )
     for option in options:
         served = option.served
@@ -304,14 +304,14 @@ def _server_table(found: ServerPlanAnswer, options: Sequence[ServerOptionPart]) 
             show_seconds(served.tpot_s),
             show_known(served.kv_tokens, show_count),
             option.verdict,
-            *worth_cells(found.rates, option.worth),
+            *worth_cells(answer.rates, option.worth),
         )
     known = [
-        place
-        for place, _ in enumerate(table.columns)
-        if any(row[place] not in {"", UNKNOWN} for row in table.rows)
+        index
+        for index, _ in enumerate(table.columns)
+        if any(row[index] not in {"", UNKNOWN} for row in table.rows)
     ]
     table.columns, *table.rows = (
-        tuple(row[place] for place in known) for row in (table.columns, *table.rows)
+        tuple(row[index] for index in known) for row in (table.columns, *table.rows)
     )
     return table

@@ -122,8 +122,8 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
     name = best.change.schedule or baseline.schedule
     if best.change.split is not None and best.change.split != baseline.source.split:
         name += f" with split {','.join(map(str, best.change.split))}"
-    if said := recompute.words(best.change):
-        name += f" with {said}"
+    if parts := recompute.words(best.change):
+        name += f" with {parts}"
     return name, best
 
 
@@ -131,10 +131,10 @@ def words(change: Change) -> str:
     """Say that an order was made for the run."""
     if change.schedule != SEARCHED:
         return ""
-    said = ["searched order"]
+    parts = ["searched order"]
     if (change.chunks or 1) > 1:
-        said.append(f"{change.chunks} stages per rank")
-    return ", ".join(said)
+        parts.append(f"{change.chunks} stages per rank")
+    return ", ".join(parts)
 
 
 LEVER = Lever(key="order", position=25, ideas=ideas, words=words)

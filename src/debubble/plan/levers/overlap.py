@@ -83,9 +83,9 @@ def _break_even(baseline: Baseline) -> float | None:
 
 def ideas(start: Start) -> Iterator[Overlap]:
     """Yield overlap, weighed, where there is none yet."""
-    found = consider(start.baseline)
-    if found is not None:
-        yield found
+    overlap = consider(start.baseline)
+    if overlap is not None:
+        yield overlap
 
 
 def words(change: Change) -> str:

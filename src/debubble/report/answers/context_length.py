@@ -135,7 +135,7 @@ def say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str
     if then.fits_memory is False:
         room = f"it does not fit: a rank would need {_lacks(then)} more memory"
     length = name_length(other.token_scale, tokens and tokens * other.token_scale)
-    said = (
+    sentence = (
         f"With {length} a batch takes {show_duration(then.window_ns)} "
         f"({show_duration(then.low_ns)} to {show_duration(then.high_ns)}) instead of "
         f"{show_duration(plan.baseline.window_ns)}, ranks wait "
@@ -143,10 +143,10 @@ def say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str
         f"{show_percent(source.bubble_fraction)}; {room}."
     )
     if best is None:
-        return [said, "At that length no option gains more than the noise."]
+        return [sentence, "At that length no option gains more than the noise."]
     which = "still" if best.option is other.best_here else "another"
     words, gain = describe(best.option.change), show_gain(best.gain, best.low, best.high)
-    return [said, f"At that length the best is {which}: {words}, {gain}."]
+    return [sentence, f"At that length the best is {which}: {words}, {gain}."]
 
 
 def say_fate(other: OtherLength, survivor: Survivor) -> str:

@@ -57,12 +57,12 @@ def say_rates(rates: Rates | None) -> Iterable[str]:
     """Say what a day is counted by."""
     if rates is None:
         return
-    said = f"GPU-h/day: GPU-hours saved per day, for a job on {counted(rates.gpus, 'GPU')}"
+    sentence = f"GPU-h/day: GPU-hours saved per day, for a job on {counted(rates.gpus, 'GPU')}"
     if rates.price_per_gpu_hour is not None:
-        said += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} per GPU-hour"
+        sentence += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} per GPU-hour"
     if rates.watts_per_gpu is not None:
-        said += f", {show_number(rates.watts_per_gpu)} W per GPU (measured)"
-    yield said
+        sentence += f", {show_number(rates.watts_per_gpu)} W per GPU (measured)"
+    yield sentence
 
 
 SCHEDULE = "schedule"
@@ -194,11 +194,11 @@ def answer_account(account: Ledger | StreamAccount) -> AccountPart:
         ranks=[
             RankAccount.of(
                 rank,
-                causes=_in_seconds(account.causes(place)),
-                shares={str(cause): share for cause, share in account.shares(place).items()},
-                culprits=_culprits_of(ledger, place) if ledger else [],
+                causes=_in_seconds(account.causes(rank_index)),
+                shares={str(cause): share for cause, share in account.shares(rank_index).items()},
+                culprits=_culprits_of(ledger, rank_index) if ledger else [],
             )
-            for place, rank in enumerate(ranks)
+            for rank_index, rank in enumerate(ranks)
         ],
         late_in_collectives=[
             late for rank in ranks if ledger and (late := latest_in_collectives(rank))
@@ -206,10 +206,10 @@ def answer_account(account: Ledger | StreamAccount) -> AccountPart:
     )
 
 
-def _culprits_of(ledger: Ledger, place: int) -> list[WaitedFor]:
+def _culprits_of(ledger: Ledger, rank_index: int) -> list[WaitedFor]:
     """Return whom a rank waited for most."""
     found = find_culprits(
-        ledger.steps, ledger.accounts, ledger.ranks, waiter=place, most=_CULPRITS_A_RANK
+        ledger.steps, ledger.accounts, ledger.ranks, waiter=rank_index, most=_CULPRITS_A_RANK
     )
     return [WaitedFor.of(culprit) for culprit in found]
 

@@ -365,11 +365,11 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
         return f"No predictions: {plan.baseline.no_fit}."
     over = plan.baseline.over_limit_bytes
     if over is not None and over > 0:
-        said = f"a rank exceeds its memory limit by {show_bytes(over)}"
+        sentences = f"a rank exceeds its memory limit by {show_bytes(over)}"
         if plan.remedy is None:
-            return f"Out of memory: {said}."
+            return f"Out of memory: {sentences}."
         return (
-            f"{_begin(said)}. This fits: {describe(plan.remedy.change)}, a batch in "
+            f"{_begin(sentences)}. This fits: {describe(plan.remedy.change)}, a batch in "
             f"{show_duration(plan.remedy.window_ns)} instead of "
             f"{show_duration(plan.baseline.window_ns)}."
         )
@@ -429,15 +429,17 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
             larger = larger or option
         elif option is not first:
             best.setdefault(option.lever, option)
-    said = []
+    sentences = []
     if first is not None and plan.to_try and plan.to_try[0] is not first:
         maybe = plan.to_try[0]
         if maybe.throughput_gain > first.throughput_gain:
             why = _why_unsure(plan, maybe)
-            said.append(f"Try {describe(maybe.change)}: {say_gain(maybe)}; not sure: {why}.")
-    said += _say_misses(plan)
-    said += [f"{_begin(describe(option.change))}: {say_gain(option)}." for option in best.values()]
-    said += [
+            sentences.append(f"Try {describe(maybe.change)}: {say_gain(maybe)}; not sure: {why}.")
+    sentences += _say_misses(plan)
+    sentences += [
+        f"{_begin(describe(option.change))}: {say_gain(option)}." for option in best.values()
+    ]
+    sentences += [
         _say_repair(plan, repair)
         for repair in plan.repairs
         if not uncured
@@ -446,13 +448,13 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         and not any(_holds(other, repair) for other in plan.repairs)
     ]
     if plan.ordered is not None:
-        said.append(say_order(plan.ordered))
+        sentences.append(say_order(plan.ordered))
     if not uncured and plan.overlap is not None and plan.overlap.option.fits_memory is not False:
-        said.append(_say_overlap(plan, plan.overlap))
+        sentences.append(_say_overlap(plan, plan.overlap))
     if larger is not None and plan.first is not None:
         words = describe(larger.change)
-        said.append(f"A larger batch (changes training): {words}: {say_gain(larger)}.")
-    return said
+        sentences.append(f"A larger batch (changes training): {words}: {say_gain(larger)}.")
+    return sentences
 
 
 def _say_misses(plan: Plan) -> list[str]:
@@ -462,12 +464,12 @@ def _say_misses(plan: Plan) -> list[str]:
         return []
     listed = "only options priced by replaying the measured steps are listed"
     # Where nothing is to be done, the error is the first line already.
-    said = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
+    sentences = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
     large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
     parts = [f"{miss.of or 'dependencies'} ({show_change_of(miss.over_ns)})" for miss in large]
     if parts:
-        said.append(f"Largest errors: {', '.join(parts)}.")
-    return [*said, f"To fix: {no_fit.hint}."] if no_fit.hint else said
+        sentences.append(f"Largest errors: {', '.join(parts)}.")
+    return [*sentences, f"To fix: {no_fit.hint}."] if no_fit.hint else sentences
 
 
 def _missed_ns(plan: Plan) -> float:

@@ -217,11 +217,11 @@ def _what(model: ServerModel, option: ServerOption) -> str:
         parts.append(f"hop {hops} as fast as its peers")
     if "prompts" in option.kinds:
         mix = option.traffic.prompts
-        told = ", ".join(
+        lengths = ", ".join(
             f"{length}" if len(mix) == 1 else f"{length} ({show_percent(share)})"
             for length, share in mix
         )
-        parts.append(f"prompts of {told} tokens")
+        parts.append(f"prompts of {lengths} tokens")
     return " and ".join(parts) or f"{model.setting.in_flight} in flight, unchanged"
 
 
@@ -245,28 +245,28 @@ def _say(model: ServerModel, option: ServerOption) -> str:
 
 def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
     """Say what the traces did not tell."""
-    model, found = plan.model, []
+    model, assumptions = plan.model, []
     scheduler = answer_scheduler(analysis)
     engine = scheduler.notes if scheduler else []
     if model.profiled:
-        found.append(
+        assumptions.append(
             "profiling overhead unknown: figures are profiled, and intervals allow for hosts up to "
             f"{WITHOUT_PROFILER:.0f} times as fast unprofiled"
         )
     if analysis.stream is not None and analysis.stream.batches.stream.first_sets_pace:
-        found.append(
+        assumptions.append(
             f"{model.setting.in_flight} batches in flight (the first stage sets the pace, so more "
             "would not show; else give --in-flight-measured)"
         )
     if any(case.more_in_turn for case in model.others):
-        found.append(
+        assumptions.append(
             "clients run in lockstep: after a restart they may form one batch more or fewer than "
             f"{model.setting.in_flight}, which alone changes tokens/s; intervals include that"
         )
     now, first = model.costs.layers, plan.first
     layers = first.setting.layers if first else None
     if now and layers and max(layers) > max(now):
-        found.append(
+        assumptions.append(
             f"stage {layers.index(max(layers))} has memory for the weights and the cache of "
             f"{max(layers)} layers; no stage has more than {max(now)} now"
         )
@@ -275,16 +275,16 @@ def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
         notes = analysis.server_notes
         longer = notes.seconds_for_both if notes else None
         how_long = "longer" if longer is None else f"{longer:.0f} s"
-        found.append(
+        assumptions.append(
             f"no prompt was captured: {requests}, decode only; TTFT and chunk sizes "
             f"(vLLM: --max-num-batched-tokens) are unknown: capture {how_long}"
         )
-        return found + engine
+        return assumptions + engine
     mix = " and ".join(f"{length}" for length, _ in model.traffic.prompts)
     how = "from the server's metrics" if analysis.server_notes else "from the captured batches"
-    found.append(
+    assumptions.append(
         f"{counted(model.traffic.clients, 'request')} at once, prompts of {mix} tokens, "
         f"{model.traffic.output} tokens an answer ({how}, or as stated)"
     )
-    found.append("closed loop: a finished request is replaced at once")
-    return found + engine
+    assumptions.append("closed loop: a finished request is replaced at once")
+    return assumptions + engine

@@ -149,13 +149,13 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
         return []
     noise = max(MATTERS, abs(account.replay_error or 0.0))
     notes = analysis.server_notes
-    told = notes is not None and notes.slowdown is not None
+    overhead = notes is not None and notes.slowdown is not None
     # What the profiler itself may have made comes last, unless the server tells what it costs; of
     # an engine whose turns show what its hosts do, it counts as little as quick hosts leave of it.
     shown = account.batches.turn_known
 
     def weight(saving: StreamSaving) -> tuple[bool, float]:
-        unsure = saving.inflated and not told
+        unsure = saving.inflated and not overhead
         return unsure and not shown, -saving.saved_ns / (WITHOUT_PROFILER if unsure else 1.0)
 
     savings = sorted(account.savings, key=weight)
@@ -219,17 +219,19 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
 
 def _of_longest(analysis: Analysis, account: StreamAccount) -> str:
     """Say for whose passes they mostly stand there."""
-    most = next((one for one in account.culprits if one.cause is Cause.TOKEN_BROADCAST), None)
+    most = next(
+        (culprit for culprit in account.culprits if culprit.cause is Cause.TOKEN_BROADCAST), None
+    )
     parts = analysis.phases
     if most is None or most.stage is None or not parts:
         return ""
     part = max(parts, key=lambda phase: phase.batches)
     takes, layers = part.device_s[most.stage], analysis.layers_of(most.stage)
-    told = f", {layers} layers" if layers is not None else ""
+    overhead = f", {layers} layers" if layers is not None else ""
     return (
         f", mostly until stage {most.stage} has sampled (it computes "
         f"{show_duration(round(takes * NS_PER_S))} a {part.phase} batch, "
-        f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{told})"
+        f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{overhead})"
     )
 
 
@@ -253,7 +255,7 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
         )
     notes = analysis.server_notes
     slowdown = notes.slowdown if notes else None
-    told = (
+    overhead = (
         f"; unprofiled, a token took {1 / slowdown:.2f} of its profiled time"
         if slowdown
         else " (an upper bound: the profiler slows launches)"
@@ -261,9 +263,9 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
     if all(rank.device[1] < 0 for rank in account.batches.ranks):
         return (
             f"{show_percent(share)} of the time is between operators, most on rank {rank}"
-            f"{bound}; without these gaps: saves up to {buys}{told}"
+            f"{bound}; without these gaps: saves up to {buys}{overhead}"
         )
     return (
         f"hosts launch too late: devices wait {show_percent(share)} of the time, most on rank "
-        f"{rank}{bound}; zero-cost launches: saves up to {buys}{told}"
+        f"{rank}{bound}; zero-cost launches: saves up to {buys}{overhead}"
     )

@@ -290,16 +290,16 @@ def _verdict(asked: WhatIfAnswer) -> str:
 
 def _findings(asked: WhatIfAnswer, hops: tuple[str, ...]) -> list[str]:
     """Say what was asked for, whether it is within the noise, and who does not fit."""
-    said = []
+    sentences = []
     words = [f"hop {hop}" for hop in hops]
     if not asked.changes_nothing and (asked.change != Change() or not hops):
         words.insert(0, describe(asked.change))
     if words:
-        said.append(f"Change: {', '.join(words)}.")
+        sentences.append(f"Change: {', '.join(words)}.")
     low, high = asked.option.throughput_low, asked.option.throughput_high
     if not asked.changes_nothing and low <= 0 <= high:
-        said.append(f"Within the noise: 80 % interval {show_gains(low, high)}.")
+        sentences.append(f"Within the noise: 80 % interval {show_gains(low, high)}.")
     for rank, room in zip(asked.baseline.ranks, asked.option.headroom or (), strict=False):
         if room.fits is False:
-            said.append(f"Rank {rank.rank} does not fit: {room}.")
-    return said
+            sentences.append(f"Rank {rank.rank} does not fit: {room}.")
+    return sentences

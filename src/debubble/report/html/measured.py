@@ -132,8 +132,8 @@ def _add_charts(report: Report, shown: PipelineView, *, alone: bool) -> None:
             steps = counted(len(shown.ledger.steps), "step")
             what, of = "steps", f"Shares of the batch, median of {steps}"
         rows = [
-            (f"rank {rank.rank}", account.shares(place))
-            for place, rank in enumerate(shown.figures.ranks)
+            (f"rank {rank.rank}", account.shares(ranks_pair))
+            for ranks_pair, rank in enumerate(shown.figures.ranks)
         ]
         seen = [cause for cause in Cause if any(shares[cause] for _, shares in rows)]
         report.sections += [
@@ -189,7 +189,7 @@ def _hops(pipeline: PipelineView) -> str:
 
 
 def compare_report(
-    found: CompareAnswer, sides: Sequence[Sequence[PipelineView]], page: Page, run: str
+    answer: CompareAnswer, sides: Sequence[Sequence[PipelineView]], page: Page, run: str
 ) -> Report:
     """Lay out before and after: their steps on one axis, their numbers, their memory.
 
@@ -197,16 +197,19 @@ def compare_report(
     """
     report = Report(verb="compare", run=run, page=page)
     report.sections += [
-        f'<div class="sides">{_numbers(found)}{_memory(found)}</div>',
+        f'<div class="sides">{_numbers(answer)}{_memory(answer)}</div>',
     ]
-    if found.causes:
-        seen = [next(cause for cause in Cause if cause == part.cause) for part in found.causes]
+    if answer.causes:
+        seen = [next(cause for cause in Cause if cause == part.cause) for part in answer.causes]
         rows = [
             (
                 "before",
-                dict(zip(seen, (part.before_fraction for part in found.causes), strict=True)),
+                dict(zip(seen, (part.before_fraction for part in answer.causes), strict=True)),
             ),
-            ("after", dict(zip(seen, (part.after_fraction for part in found.causes), strict=True))),
+            (
+                "after",
+                dict(zip(seen, (part.after_fraction for part in answer.causes), strict=True)),
+            ),
         ]
         words = "Shares of the batch, all ranks together; hatches as in the timeline."
         body = ledger_bars(rows) + definitions(seen)
@@ -215,15 +218,15 @@ def compare_report(
     return report
 
 
-def _numbers(found: CompareAnswer) -> str:
+def _numbers(answer: CompareAnswer) -> str:
     pairs = []
-    for name, delta in found.delta.items():
+    for name, delta in answer.delta.items():
         if delta.before is None and delta.after is None:
             continue
         before = delta.before.median if delta.before else None
         after = delta.after.median if delta.after else None
-        unit = f"; {found.throughput_unit} a second" if name == "throughput" else ""
-        decides = "; decides" if name == found.decided_by else ""
+        unit = f"; {answer.throughput_unit} a second" if name == "throughput" else ""
+        decides = "; decides" if name == answer.decided_by else ""
         pairs.append(
             Pair(
                 name=LABELS[name],
@@ -237,9 +240,9 @@ def _numbers(found: CompareAnswer) -> str:
     return chart_section("Numbers", words, pair_bars(pairs, "Numbers before and after"))
 
 
-def _memory(found: CompareAnswer) -> str:
+def _memory(answer: CompareAnswer) -> str:
     pairs = []
-    for change in found.memory:
+    for change in answer.memory:
         left = change.headroom_bytes
         beside = ""
         if left is not None:

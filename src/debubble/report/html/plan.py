@@ -59,20 +59,20 @@ def _drawn(predicted: WhatIfAnswer) -> PipelineView:
 
 
 def plan_report(
-    found: PlanAnswer,
+    answer: PlanAnswer,
     shown: PipelineView,
     compared: Sequence[tuple[str, PipelineView]],
     page: Page,
     run: str,
 ) -> Report:
     """Lay out the best option beside the run as it is, then all options, then the run."""
-    report = Report(verb="plan", run=run, page=page, tiles=_tiles(found))
-    drawn = bool(compared) and _add_planned(report, found, compared)
+    report = Report(verb="plan", run=run, page=page, tiles=_tiles(answer))
+    drawn = bool(compared) and _add_planned(report, answer, compared)
     words = (
         "Batch latency now and with each option, with the advice on the left. Percentages are "
         "throughput gains: a larger batch may take longer and still do more per second."
     )
-    pairs = _option_pairs(found)
+    pairs = _option_pairs(answer)
     body = pair_bars(pairs, "Options by batch latency", ("now", "then")) if pairs else ""
     report.sections.append(chart_section("Options", words, body))
     if not drawn:
@@ -80,12 +80,12 @@ def plan_report(
     return report
 
 
-def _option_pairs(found: PlanAnswer) -> list[Pair]:
+def _option_pairs(answer: PlanAnswer) -> list[Pair]:
     """Hold a batch with each option against the batch as it is, beside what memory it takes."""
-    now_s = found.baseline.numbers.batch_latency_s
-    limit = min((limit for limit in found.baseline.limit_bytes if limit is not None), default=None)
+    now_s = answer.baseline.numbers.batch_latency_s
+    limit = min((limit for limit in answer.baseline.limit_bytes if limit is not None), default=None)
     pairs = []
-    for option in found.options:
+    for option in answer.options:
         numbers, (low_s, high_s) = option.numbers, option.interval.batch_latency_s or (0.0, 0.0)
         beside = (
             f"{option.words}{_larger(option)}: {show_gain(option.throughput_gain_fraction)}, "
@@ -116,17 +116,17 @@ def _fullest(peaks: Sequence[float | None] | None) -> float | None:
     return max((peak for peak in peaks or () if peak is not None), default=None)
 
 
-def _best(found: PlanAnswer) -> OptionPart:
+def _best(answer: PlanAnswer) -> OptionPart:
     """Return the option that is drawn."""
-    larger = [option for option in found.options if option.recommended]
-    return (found.recommended or larger)[0]
+    larger = [option for option in answer.options if option.recommended]
+    return (answer.recommended or larger)[0]
 
 
 def _add_planned(
-    report: Report, found: PlanAnswer, compared: Sequence[tuple[str, PipelineView]]
+    report: Report, answer: PlanAnswer, compared: Sequence[tuple[str, PipelineView]]
 ) -> bool:
     """Add a step now and the planned one on one axis, and their numbers."""
-    best = _best(found)
+    best = _best(answer)
     slots = [
         Slot(title=title, views=report.add_views(_median_step(view))) for title, view in compared
     ]
@@ -138,14 +138,14 @@ def _add_planned(
             number,
             "Now and planned",
             f"A step now, and the step predicted with {best.words}{_larger(best)}, on one axis "
-            f"({found.basis} times); the dashed line is where each ends.",
+            f"({answer.basis} times); the dashed line is where each ends.",
             names=[f"{slot.title}:" for slot in slots],
             memory=False,
         ),
         chart_section(
             "Numbers",
             "Now and predicted; each pair has its own scale.",
-            pair_bars(_number_pairs(found), "Numbers now and as planned", ("now", "planned")),
+            pair_bars(_number_pairs(answer), "Numbers now and as planned", ("now", "planned")),
         ),
     ]
     return True
@@ -158,8 +158,8 @@ def _median_step(view: PipelineView) -> list[View]:
     return sorted(views, key=lambda view: abs(view["length"] * view["tick_ns"] - middle))[:1]
 
 
-def _number_pairs(found: PlanAnswer) -> list[Pair]:
-    now, then = found.baseline.numbers, _best(found).numbers
+def _number_pairs(answer: PlanAnswer) -> list[Pair]:
+    now, then = answer.baseline.numbers, _best(answer).numbers
     pairs = [
         Pair(
             name="bubble",
@@ -182,16 +182,16 @@ def _number_pairs(found: PlanAnswer) -> list[Pair]:
 
 
 def server_plan_report(
-    found: ServerPlanAnswer, shown: Sequence[PipelineView], page: Page, run: str
+    answer: ServerPlanAnswer, shown: Sequence[PipelineView], page: Page, run: str
 ) -> Report:
     """Lay out what a server does now, what each change would do, then its batches."""
-    now = found.as_is
+    now = answer.as_is
     tiles = [
         (show_number(now.tokens_out_per_s), "tokens/s out now"),
         (show_seconds(now.tpot_s), "per token now"),
     ]
-    if found.recommended is not None:
-        best = found.options[found.recommended]
+    if answer.recommended is not None:
+        best = answer.options[answer.recommended]
         tiles += [
             (show_number(best.served.tokens_out_per_s), f"with {best.what}"),
             (show_change(best.gain_fraction), "tokens/s, best option"),
@@ -209,7 +209,7 @@ def server_plan_report(
             beside=f"{option.what}: "
             f"{show_gain(option.gain_fraction, option.low_fraction, option.high_fraction)}",
         )
-        for option in found.options[:_SERVER_OPTIONS]
+        for option in answer.options[:_SERVER_OPTIONS]
     ]
     words = "Tokens/s out now and with each change, with the advice on the left."
     label = "Tokens/s now and with each change"
@@ -219,14 +219,14 @@ def server_plan_report(
     return report
 
 
-def _tiles(found: PlanAnswer) -> list[tuple[str, str]]:
-    now = found.baseline.numbers
+def _tiles(answer: PlanAnswer) -> list[tuple[str, str]]:
+    now = answer.baseline.numbers
     tiles = [
         (show_seconds(now.batch_latency_s), "batch latency now"),
         (show_share(now.bubble_fraction), "bubble now"),
     ]
-    if found.recommended:
-        best = found.recommended[0]
+    if answer.recommended:
+        best = answer.recommended[0]
         tiles += [
             (show_change(best.throughput_gain_fraction), "throughput, best option"),
             (show_seconds(best.numbers.batch_latency_s), "batch latency, best option"),

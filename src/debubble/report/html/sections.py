@@ -36,8 +36,8 @@ def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
     left = 70
     room = _WIDTH - left
     parts = []
-    for place, (name, shares) in enumerate(rows):
-        y, x = place * _ROW + 4, float(left)
+    for row_index, (name, shares) in enumerate(rows):
+        y, x = row_index * _ROW + 4, float(left)
         parts.append(text(left - 10, y + 14, name, anchor="end"))
         for cause, share in shares.items():
             if share:
