@@ -17,6 +17,7 @@ from debubble.report.answers.brief import SELECTED
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FIGURE = re.compile(r"\d+(?:[.,]\d+)*")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -89,7 +90,12 @@ def same_line(old, lines, at):
         if matches(old, lines[place]):
             return old, place
     likest = difflib.get_close_matches(old.replace(WILDCARD, ""), lines[at:], n=1, cutoff=0.5)
-    return (likest[0], lines.index(likest[0], at)) if likest else (WILDCARD, at)
+    if not likest:
+        return WILDCARD, at
+    known = FIGURE.findall(old) if WILDCARD in old else FIGURE.findall(likest[0])
+    # Figures that an old line left open stay open.
+    new = FIGURE.sub(lambda figure: figure[0] if figure[0] in known else WILDCARD, likest[0])
+    return new, lines.index(likest[0], at)
 
 
 def test_output_is_written_anew_where_it_was_shown_and_cut_where_it_was_cut():
@@ -98,6 +104,9 @@ def test_output_is_written_anew_where_it_was_shown_and_cut_where_it_was_cut():
     assert shown_anew(shown, printed) == "a 2\n…\nmiddle two\n…\ntook … ms\n\n"
     assert matches(shown_anew(shown, printed), printed)
     assert shown_anew("a 1\n", "a 2\nb\n") == "a 2\nb\n"
+    assert (
+        shown_anew("…\nit took … of 8 ms\n", "x\nit takes 3 of 8 ms\n") == "…\nit takes … of 8 ms\n"
+    )
 
 
 def test_there_are_commands_in_the_docs():
