@@ -51,5 +51,7 @@ def test_where_noise_hides_the_change_it_says_that_the_machine_was_busy(tmp_path
         "debubble.annexes.tune.once.compare",
         lambda *runs, **more: replace(compare(*runs, **more), verdict=Verdict.NO_CLEAR_CHANGE),
     )
-    with pytest.raises(MachineBusy, match="this machine was busy: the effect of the change cannot be"):
+    with pytest.raises(
+        MachineBusy, match="this machine was busy: the effect of the change cannot be"
+    ):
         improve(tmp_path, "--busy", "9", seconds=0.0)

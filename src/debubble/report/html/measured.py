@@ -55,8 +55,8 @@ def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
 
 
 _NEXT = {
-    "links": "debubble links shows what each hop does and costs.",
-    "plan": "debubble plan predicts what each change gains, and whether it fits memory.",
+    "links": "Next, debubble links shows what each hop does and costs.",
+    "plan": "Next, debubble plan predicts what each change gains, and whether it fits.",
 }
 
 

@@ -222,7 +222,7 @@ def definitions(causes: Sequence[Cause]) -> str:
     entries = []
     for cause in causes:
         about = cause.about
-        words = about.meaning + (f"; fix: {about.remedied}" if about.remedied else "")
+        words = about.meaning + (f"; what if: {about.remedied}" if about.remedied else "")
         entries.append(
             f"<div><dt>{_swatch(hatched(cause))}{safe(say_cause(cause))}</dt>"
             f"<dd>{safe(words)}</dd></div>"
