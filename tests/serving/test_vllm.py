@@ -125,7 +125,7 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
             measured, rel=0.3 * plan.profiled + 0.02
         )
         return
-    assert any("decode alone" in line for line in plan.assumptions)
+    assert any("decode only" in line for line in plan.assumptions)
     assert plan.traffic.prompts == [[0.0, 1.0]]
     rows = analysis.stream.batches.rows
     measured = analysis.pipeline.stream.batches_per_s * rows[rows > 0].mean()
@@ -270,5 +270,5 @@ def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):
     assert analysis.pipeline.stream.may_be == (2, None)
     assert "2 or more batches in flight" in debubble.find(analysis).verdict
     assert debubble.find(analysis).theory.bubble_fraction is None
-    with pytest.raises(NoFit, match="no number in flight"):
+    with pytest.raises(NoFit, match="number of batches in flight is unknown"):
         analysis.server_model()

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from support.tuning import PLACEHOLDERS, bench_of, play_here, runs_of, tune
 
+from debubble.annexes.tune.answers import TuneAnswer, answer_tune
+from debubble.annexes.tune.report import tune_page
 from debubble.annexes.tune.trial import Kind
 from debubble.errors import TuneError
 from debubble.measure.measurement import Environment
-from debubble.report.answers.tune import TuneAnswer, answer_tune
-from debubble.report.tune import tune_page
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 from support.requirements import need_program
 from support.services.watch_service import shown_pipeline
 
-from debubble.report.watch_page import capture_page, status_page
+from debubble.annexes.watch.page import capture_page, status_page
 
 EVIL = "<script>alert(1)</script>'\">"
 

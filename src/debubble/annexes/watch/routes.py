@@ -26,10 +26,10 @@ from debubble.annexes.watch.config import Config, Listen, is_loopback
 from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.judge import Judge
 from debubble.annexes.watch.metrics import Counts, write_metrics
+from debubble.annexes.watch.page import STYLE_POLICY, capture_page, status_page
 from debubble.annexes.watch.supervise import log
 from debubble.annexes.watch.views import SCHEMA, capture_view, whole_view
 from debubble.errors import MissingExtra, StoreError, WatchError, mask_secrets
-from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 
 try:
     import h11
