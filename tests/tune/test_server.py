@@ -155,7 +155,7 @@ def test_a_server_that_cannot_be_measured_is_named_with_its_own_words(tmp_path, 
     command = words_for(tmp_path, free_port(), way=way)
     said = type_command(f"{command} --timeout 3s", tmp_path)
     assert said.code == 2
-    assert "the server as it is cannot be measured" in said.err
+    assert "the unchanged server cannot be measured" in said.err
     assert words in said.err
     assert running(tmp_path) == []
 

@@ -175,7 +175,7 @@ def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
         if (code := guard.poll()) is not None:
             return failed(code)
         reading, note = None, ""
-        if server.kind is not None and chosen.why in ("as it is", "try"):
+        if server.kind is not None and chosen.why in ("unchanged", "try"):
             middle_s = min((time.monotonic() - ready) / 2, _MIDDLE_AT_MOST_S)
             with _loaded(server, out, token):
                 time.sleep(middle_s)
@@ -421,6 +421,6 @@ class ServerTrials:
         if measured is None:
             log = self.bench.folder_of(first.number) / LOG
             raise TuneError(
-                f"the server as it is cannot be measured: {first.outcome.message}",
+                f"the unchanged server cannot be measured: {first.outcome.message}",
                 hint=f"its output is in {log}; mend it and type the same again",
             )
