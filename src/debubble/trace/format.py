@@ -121,11 +121,6 @@ class Format:
     one_a_rank: bool = True
     """Whether a file holds one rank: of several files of one rank nothing tells which is meant."""
 
-    def may_name(self, file: str) -> bool:
-        """Tell a file that should be of this format by its name, whatever is in it."""
-        name = file.lower()
-        return any(word in name for word in self.in_names)
-
 
 def decode_json(data: bytes, kind: type[_Kind], file: str, *, problem: str, hint: str) -> _Kind:
     """Decode a whole file, typed; numbers may be written as text."""

@@ -28,7 +28,7 @@ from debubble.trace.kineto.events import (
     mend_text,
     scan_json,
 )
-from debubble.trace.kineto.operators import check_ranks
+from debubble.trace.kineto.operators import Ranks
 from debubble.trace.kineto.walk import (
     BORDER,
     MOST_MALFORMED,
@@ -400,8 +400,10 @@ def parse_header(fields: Mapping[str, Any]) -> tuple[Header, list[str]]:
             )
     groups = []
     for entry in checked.objects(info, "pg_config", "distributedInfo.pg_config"):
-        ranks = check_ranks(entry.get("ranks", []))
-        if entry.get("ranks") and not ranks:
+        try:
+            ranks = msgspec.convert(entry.get("ranks", ()), Ranks)
+        except (msgspec.ValidationError, OverflowError):
+            ranks = ()
             checked.wrong.append("distributedInfo.pg_config")
         name = str(entry.get("pg_name", entry.get("pg_id", "")))
         groups.append(Group(name=name, description=str(entry.get("pg_desc", "")), ranks=ranks))

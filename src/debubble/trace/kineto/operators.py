@@ -12,10 +12,10 @@ apart.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from debubble.trace.columns import (
@@ -38,6 +38,7 @@ _HOST_BACKENDS = ("gloo:", "mpi:")
 # Where `c10d::send(tensors, group, peer, tag)` keeps its peer and tag among the concrete inputs.
 _PEER_INPUT, _TAG_INPUT = 2, 3
 _MAX_PEER = 2**31 - 1
+Ranks = tuple[Annotated[int, msgspec.Meta(ge=0, le=_MAX_PEER)], ...]
 _MAX_ELEMENTS = 2**62
 _MOST_DIMENSIONS = 8
 
@@ -267,16 +268,6 @@ def _all_groups(calls: list[Call], header: Header) -> tuple[Group, ...]:
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Read `[0, 1, 2]`; nothing where torch elided the middle of a long list."""
     try:
-        ranks = json.loads(text) if text else []
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(text or "[]", type=Ranks)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return ()
-    return check_ranks(ranks)
-
-
-def check_ranks(ranks: object) -> tuple[int, ...]:
-    """Return the members of a group; nothing where any of them is no rank."""
-    if not isinstance(ranks, list) or not all(
-        isinstance(rank, int) and 0 <= rank <= _MAX_PEER for rank in ranks
-    ):
-        return ()
-    return tuple(ranks)

@@ -273,9 +273,8 @@ def _settle(
     ):
         rows = kernel_of[kept & (operators.operation == operation)]
         kind[rows[rows >= 0]] = meant
-    columns = {name: getattr(operators, name)[kept] for name in operators.__dataclass_fields__}
-    columns["kernel"] = kernel_of[kept]
-    return replace(kernels, kind=kind), build(Operators, int(kept.sum()), **columns)
+    kernel = kernel_of[kept].astype(np.int32)
+    return replace(kernels, kind=kind), replace(operators.take(kept), kernel=kernel)
 
 
 _AGAIN = "copy the file again, or record the trace again"

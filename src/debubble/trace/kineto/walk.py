@@ -18,8 +18,8 @@ values, broken text. Its work grows with the text and never faster, however the 
 from __future__ import annotations
 
 import json
-import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -30,11 +30,11 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from debubble.trace.kineto.events import (
-    NO_ARGS,
     Event,
     decode_event,
     load_json,
     mend_text,
+    salvage,
     scan_json,
 )
 
@@ -318,43 +318,10 @@ def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> Event:
         walk.bad_text += 1
     if not data.isascii() or "\\u" in text:
         value = load_json(text)
-    thread = value.get("tid", 0)
-    walk.wrong += not _is_typed(value)
-    return Event(
-        cat=_text(value.get("cat")),
-        name=_text(value.get("name")),
-        tid=thread if isinstance(thread, int | str) else _text(thread),
-        ts=_number(value.get("ts")),
-        dur=_number(value.get("dur")),
-        args=_raw(value.get("args")),
-    )
-
-
-def _is_typed(value: dict[str, Any]) -> bool:
-    """Tell whether all fields are what they should be; times that are none are counted as such."""
-    texts = all(isinstance(value.get(key, ""), str) for key in ("cat", "name"))
-    thread = isinstance(value.get("tid", 0), int | str)
-    return texts and thread and isinstance(value.get("args", {}), dict)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
-
-
-def _number(value: object) -> float:
-    """Read a number, also one written as text; what is none becomes NaN and is reported."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
-
-
-def _raw(value: object) -> Raw:
-    if not isinstance(value, dict):
-        return NO_ARGS
-    try:
-        return Raw(json.dumps(value).encode())
-    except (ValueError, RecursionError):
-        return NO_ARGS
+    args = value.pop("args", {})
+    event, wrong = salvage(Event, value)
+    walk.wrong += wrong or not isinstance(args, dict)
+    if isinstance(args, dict):
+        with suppress(ValueError, RecursionError):
+            event.args = Raw(json.dumps(args).encode())
+    return event

@@ -210,13 +210,14 @@ def _spans(events: Sequence[_Event]) -> Iterator[_Span]:
 
 def _rows(spans: Sequence[_Span]) -> Iterator[dict[str, object]]:
     """Yield a row a span, with its rank, stage, microbatch and step as far as they are told."""
-    lane_of = _lane_by_thread if _ranks_are_threads(spans) else _lane_by_process
-    lanes = sorted({lane_of(span) for span in spans}, key=_natural)
+    owner = "tid" if _ranks_are_threads(spans) else "pid"
+    owned = [(getattr(span.event, owner), span) for span in spans]
+    lanes = sorted({lane for lane, _ in owned}, key=_natural)
     position = {lane: number for number, lane in enumerate(lanes)}
-    lanes_hold_several = _hold_several([(lane_of(span), span) for span in spans])
+    lanes_hold_several = _hold_several(owned)
     passes: Counter[tuple[object, ...]] = Counter()
-    for span in sorted(spans, key=lambda span: span.event.ts):
-        fields, lane = span.fields, lane_of(span)
+    for lane, span in sorted(owned, key=lambda lane_and_span: lane_and_span[1].event.ts):
+        fields = span.fields
         own_rank = lane if isinstance(lane, int) else position[lane]
         row: dict[str, object] = {
             "rank": None if lanes_hold_several else own_rank,
@@ -228,12 +229,12 @@ def _rows(spans: Sequence[_Span]) -> Iterator[dict[str, object]]:
             "duration_us": span.event.dur,
         }
         if span.op in PASSES:
-            owner = *(row.get(key) for key in _OWNER), span.op
+            alike = *(row.get(key) for key in _OWNER), span.op
             if "microbatch" not in fields:
-                row["microbatch"] = passes[owner]
-                passes[owner] += 1
+                row["microbatch"] = passes[alike]
+                passes[alike] += 1
             # A microbatch that comes again is of the next step.
-            again = (*owner, row["microbatch"], "again")
+            again = (*alike, row["microbatch"], "again")
             row.setdefault("step", passes[again])
             passes[again] += 1
         row.setdefault("step", 0)
@@ -252,14 +253,6 @@ def _whole(value: Any) -> int | None:
         return int(value)
     number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     return int(value) if number else None
-
-
-def _lane_by_process(span: _Span) -> Lane:
-    return span.event.pid
-
-
-def _lane_by_thread(span: _Span) -> Lane:
-    return span.event.tid
 
 
 def _ranks_are_threads(spans: Sequence[_Span]) -> bool:
