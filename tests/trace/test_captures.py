@@ -194,10 +194,10 @@ def test_twenty_thousand_captures_are_sorted_in_no_time():
         TraceFile(file=f"x.{1_700_000_000_000}.{i}.json", format="kineto", rank=i)
         for i in range(20_000)
     ]
-    began = time.monotonic()
+    began = time.process_time()
     captures = group_captures(files)
     assert len(captures) > 10_000
-    assert time.monotonic() - began < 60  # it was an hour
+    assert time.process_time() - began < 60  # it was an hour
 
 
 def test_a_digest_of_a_trace_with_an_impossible_name_is_named_in_words_that_can_be_printed():
