@@ -106,14 +106,14 @@ class Format:
     """One way to write traces down. A package of `trace/` that has one as `FORMAT` is a format."""
 
     name: str
-    a_file: str
+    a_file: str = ""
     """What one file of it is called in a sentence: "an op table"; empty for what is only refused.
     """
     ask_for: str = ""
     """How it is called where somebody is asked for traces; empty where it is not asked for."""
     position: int
     """Its place in lists; formats are asked in this order whether a file is theirs."""
-    in_names: tuple[str, ...]
+    in_names: tuple[str, ...] = ()
     """What names of such files hold: one that cannot be read is then missed, not passed over."""
     recognise: Callable[[str, bytes], TraceFile | None]
     """Tells by a file's name and first bytes what it is: by content, never by extension."""

@@ -32,6 +32,7 @@ from debubble.trace.kineto.operators import Ranks
 from debubble.trace.kineto.walk import (
     BORDER,
     MOST_MALFORMED,
+    Damage,
     Stretch,
     sift,
     step_over,
@@ -96,11 +97,7 @@ class Document:
         """The file is the list itself, with no fields around it."""
         self.tail_lost = False
         """What follows the events was not read to its end: damaged, or a second document."""
-        self.malformed = 0
-        self.first_malformed = ""
-        self.bad_text = 0
-        self.wrong = 0
-        """Events with a field of another type than it has."""
+        self.damage = Damage()
         self._section = Section.BEFORE
         self._held = b""
 
@@ -171,12 +168,8 @@ class Document:
             yield from self._walk(self._held + piece, final=False)
 
     def _walk(self, data: bytes, *, final: bool) -> Iterator[Batch]:
-        walk = walk_events(data, final=final)
-        self.malformed += walk.malformed
-        self.first_malformed = self.first_malformed or walk.first_malformed
-        self.bad_text += walk.bad_text
-        self.wrong += walk.wrong
-        if self.malformed > MOST_MALFORMED:
+        walk = walk_events(data, self.damage, final=final)
+        if self.damage.malformed > MOST_MALFORMED:
             raise TraceError(
                 f"holds more than {show_count(MOST_MALFORMED)} malformed events: no trace",
                 hint="give files written by torch.profiler's export_chrome_trace",

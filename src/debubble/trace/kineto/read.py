@@ -327,7 +327,7 @@ def _nothing_in(document: Document) -> TraceError:
             hint=_AGAIN,
             file=file,
         )
-    if document.malformed:
+    if document.damage.malformed:
         return not_a_trace({}, file)
     return NotATrace(
         "holds no events",
@@ -340,7 +340,7 @@ def _find_unread(
     document: Document, reducer: Reducer, trace: RankTrace
 ) -> Iterator[tuple[Code, str, str]]:
     """Yield code, message and hint of events that are of no use."""
-    wrong = document.wrong + reducer.wrong
+    wrong = document.damage.wrong + reducer.wrong
     if wrong:
         yield (
             Code.WRONG_FIELDS,
@@ -400,12 +400,12 @@ def _find_damage(
     if damage:
         kept = f"{counted(events, 'event')} before that kept"
         yield Code.TRUNCATED, f"{damage}; {kept}", _AGAIN
-    if document.malformed:
-        sample = f", the first near {document.first_malformed!r}"
-        message = f"{counted(document.malformed, 'malformed event')} left out{sample}"
+    if document.damage.malformed:
+        sample = f", the first near {document.damage.first_malformed!r}"
+        message = f"{counted(document.damage.malformed, 'malformed event')} left out{sample}"
         yield Code.MALFORMED, message, _AGAIN
-    if document.bad_text:
-        names = counted(document.bad_text, "name")
+    if document.damage.bad_text:
+        names = counted(document.damage.bad_text, "name")
         yield Code.BAD_TEXT, f"{names} with bad UTF-8; the bad bytes were replaced", ""
     for problem, count in bad.items():
         if count:

@@ -90,7 +90,6 @@ FORMAT = Format(
     name=NAME,
     a_file="a file of several ranks",
     position=4,
-    in_names=(),
     recognise=recognise,
     read=read,
     one_a_rank=False,

@@ -286,7 +286,6 @@ FORMAT = Format(
     name=NAME,
     a_file="a Chrome trace of passes",
     position=5,
-    in_names=(),
     recognise=recognise,
     read=read,
     one_a_rank=False,

@@ -214,9 +214,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (no log i
 
 FORMAT = Format(
     name="timer log",
-    a_file="",
     position=45,
-    in_names=(),
     recognise=recognise,
     read=read,
     one_a_rank=False,
