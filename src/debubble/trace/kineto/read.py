@@ -201,16 +201,12 @@ def _communication(
     device_row = rows["device_row"][order].astype(np.int64)
     sorted_row = np.full(len(reducer.device) + 1, UNKNOWN, dtype=np.int64)
     sorted_row[device_order] = np.arange(len(device_order))
-    return fold_operators(
-        start_ns=_to_ns(rows["ts"][order], header.base_time_ns),
-        duration_ns=_to_ns(rows["dur"][order]),
-        name=rows["name"][order].astype(np.int32),
-        thread=rows["thread"][order].astype(np.int32),
-        device_row=sorted_row[device_row],  # row -1 is the last one, and unknown
-        args=[reducer.operator_args[row] for row in order.tolist()],
-        names=reducer.names,
-        header=header,
-    )
+    columns = _spans(rows, order, header.base_time_ns) | {
+        "thread": rows["thread"][order],
+        "device_row": sorted_row[device_row],  # row -1 is the last one, and unknown
+    }
+    args = [reducer.operator_args[row] for row in order.tolist()]
+    return fold_operators(columns, args, reducer.names, header)
 
 
 def _kernels_of_operators(
@@ -229,18 +225,11 @@ def _kernels_of_operators(
     end_ns = operators.start_ns + operators.duration_ns
     direct = find_enclosing(called_ns, caller, operators.start_ns, end_ns, operators.thread)
     kernel_of[direct[direct >= 0]] = speaking[direct >= 0]
-    batched = find_enclosing(
-        called_ns,
-        caller,
-        communication.bracket_start_ns,
-        communication.bracket_end_ns,
-        communication.bracket_thread,
-    )
-    kernel_of_bracket = np.full(len(communication.bracket_start_ns) + 1, UNKNOWN, dtype=np.intp)
+    brackets = communication.brackets
+    batched = find_enclosing(called_ns, caller, *brackets.T)
+    kernel_of_bracket = np.full(len(brackets) + 1, UNKNOWN, dtype=np.intp)
     kernel_of_bracket[batched[batched >= 0]] = speaking[batched >= 0]
-    bracket = find_next(
-        end_ns, operators.thread, communication.bracket_start_ns, communication.bracket_thread
-    )
+    bracket = find_next(end_ns, operators.thread, brackets[:, 0], brackets[:, 2])
     # Among one rank alone there is nothing to launch: Megatron calls such collectives all the same.
     alone = np.array([len(group.ranks) == 1 for group in communication.groups] + [False])
     moves_data = (Operation.SEND, Operation.RECEIVE, Operation.COLLECTIVE)

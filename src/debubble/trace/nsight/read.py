@@ -45,7 +45,12 @@ from debubble.trace.columns import (
     build,
     fit_int32,
 )
-from debubble.trace.communication import classify_kernel_name, find_enclosing, join_launches
+from debubble.trace.communication import (
+    classify_kernel_name,
+    find_enclosing,
+    join_launches,
+    queues_or_waits,
+)
 from debubble.trace.nsight.export import MISSING_TIME, Export
 from debubble.units import show_count
 
@@ -67,7 +72,6 @@ _GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 # torch's own ranges: `nccl:all_to_all, op_id = 7`, `nccl:send 0->1`; not `nccl:coalesced`, which
 # may be either.
 _TORCH_RANGE = re.compile(r"^nccl:(?!coalesced\b)(send\b|recv\b)?\w*")
-_KEPT_CALLS = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
 _PUSH_POP_RANGE, _START_END_RANGE = 59, 60
 _PEER_COPY = 10
 _COPY_LABELS = {
@@ -312,7 +316,7 @@ def _read_process(
     thread_names: Mapping[int, str],
 ) -> RankTrace:
     """Sort and join the rows of one process."""
-    queues = np.array([bool(_KEPT_CALLS.search(name)) for name in names], dtype=bool)
+    queues = np.array([queues_or_waits(name) for name in names], dtype=bool)
     closed = tables.ranges["end"] != MISSING_TIME
     timed = Tables(
         work=tables.work,
