@@ -161,18 +161,18 @@ class ArgsDecoder:
         except (ValueError, RecursionError):
             value = None
         args, wrong = salvage(self._kind, value)
-        self.wrong += wrong
+        self.wrong += bool(wrong)
         return args
 
 
-def salvage(kind: type[_ArgsType], value: object) -> tuple[_ArgsType, bool]:
-    """Make of an object what can be understood of it, and tell whether any field is no such thing.
+def salvage(kind: type[_ArgsType], value: object) -> tuple[_ArgsType, list[str]]:
+    """Make of an object what can be understood of it, and name the fields that cannot.
 
-    Times are judged later, where all of them are.
+    A field that is not what it should be keeps its default. What is no object has none.
     """
     if not isinstance(value, dict):
-        return kind(), True
-    known, wrong = {}, False
+        return kind(), [""]
+    known, wrong = {}, []
     for field in msgspec.structs.fields(kind):
         if field.encode_name in value:
             try:
@@ -180,7 +180,7 @@ def salvage(kind: type[_ArgsType], value: object) -> tuple[_ArgsType, bool]:
                     value[field.encode_name], field.type, strict=False
                 )
             except (msgspec.ValidationError, OverflowError, RecursionError):
-                wrong |= field.name not in {"ts", "dur"}
+                wrong.append(field.encode_name)
     return kind(**known), wrong
 
 
