@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -128,6 +128,21 @@ def decode_json(data: bytes, kind: type[_Kind], file: str, *, problem: str, hint
         return msgspec.json.decode(data, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{problem}: {error}", file=file, hint=hint) from error
+
+
+class _Document(msgspec.Struct, Generic[_Kind]):
+    """The object form of a Chrome trace."""
+
+    events: list[_Kind] = msgspec.field(name="traceEvents")
+
+
+def decode_events(
+    data: bytes, kind: type[_Kind], file: str, *, problem: str, hint: str
+) -> list[_Kind]:
+    """Decode the events of a whole Chrome trace: a bare list, or one among other fields."""
+    if data.lstrip()[:1] == b"[":
+        return decode_json(data, list[kind], file, problem=problem, hint=hint)  # type: ignore[valid-type]
+    return decode_json(data, _Document[kind], file, problem=problem, hint=hint).events  # type: ignore[valid-type]
 
 
 def rank_from_name(file: str) -> int | None:

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from debubble.errors import Code, Gap, TraceError
-from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_json
+from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_events, decode_json
 from debubble.trace.optable import HELD_BYTES, PASSES, Op, RawTable, make_op_table, shared_stages
 from debubble.trace.optable.files import classify_op, exchange_of, find_columns
 from debubble.trace.source import Limits, inflate
@@ -79,12 +79,6 @@ class _Timed(msgspec.Struct):
     minibatch: int | None = None
 
 
-class _Document(msgspec.Struct):
-    """The object form of a Chrome trace."""
-
-    events: list[_Event] = msgspec.field(name="traceEvents")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:
     """One event that has a length, with what its arguments and the names of its thread tell."""
@@ -133,10 +127,8 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     if _DEVICES.match(data):
         devices = decode_json(data, list[list[_Timed]], known.file, problem=problem, hint=hint)
         events = list(_events_of(devices))
-    elif data.lstrip()[:1] == b"[":
-        events = decode_json(data, list[_Event], known.file, problem=problem, hint=hint)
     else:
-        events = decode_json(data, _Document, known.file, problem=problem, hint=hint).events
+        events = decode_events(data, _Event, known.file, problem=problem, hint=hint)
     spans = list(_spans(events))
     if not any(span.op in PASSES for span in spans):
         raise TraceError("no pass in it has a length", file=known.file)
