@@ -15,8 +15,6 @@ from debubble.simulate.predict import Prediction, enough_draws, mean_lengths, pr
 from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S, show_bytes, show_percent
 
-# Stalls that differ by less are told of nobody.
-_TOLD = 0.02
 # Of a backward pass: norms alone have less for their weights.
 _NO_WEIGHTS = 0.05
 _DRAWS = 240
@@ -230,12 +228,6 @@ def _assumed(  # noqa: C901 (a list of what may be said)
         yield f"ranks share a device: each at work slows the others by {slope}"
     if change.microbatches or change.schedule:
         yield from source.wires.assumed
-    stalled, again = source.wires.stalled, source.wires.stalled_again
-    if abs(stalled - again) >= _TOLD and not _as_it_is(baseline, idea):
-        yield (
-            f"{show_percent(again)} of messages stall, as in such runs; in this one "
-            f"{show_percent(stalled)} did"
-        )
     if source.microbatches == 1 and change.microbatches:
         yield "more microbatches take as long as the one in the run, each"
     if change.recompute:
@@ -274,7 +266,7 @@ def _grown(baseline: Baseline) -> Iterator[str]:
     if baseline.pooled is not None and not baseline.pooled.same_tokens:
         yield "passes and messages grow with tokens as between the two runs"
         return
-    yield "passes grow nearly as tokens do, messages less: what attention adds is not in one run"
+    yield "passes and messages grow as tokens do: what attention adds is not in one run"
     kinds = baseline.source.passes.growth
     if max(kinds[kind].constant for kind in kinds) > min(kinds[kind].constant for kind in kinds):
         yield "adding to gradients takes as long with any number of tokens"
