@@ -55,7 +55,7 @@ _ROUNDS = 8
 _LEAST_EXTRA = 0.1
 # With half the tokens of a pass some 4 % may stay and a message take 0.55 to 0.65 of its time;
 # attention adds what one run does not show. Recorded pairs of two sizes are off by as much.
-ONE_RUN_SPREAD = 0.1
+ONE_RUN_SPREAD = 0.15
 # Whole backward passes of a first stage that is written as a weight gradient alone.
 WHOLE = 4
 # These do not add to gradients.
