@@ -196,7 +196,7 @@ def _queue_of(account: StreamAccount) -> Queue:
             f"{len(queue or ())} batches were seen from end to end: too few to show the way back",
             hint="capture longer, all ranks at once",
         )
-    if queue.in_flight is None or not batches.in_flight_sure:
+    if queue.in_flight is None or not batches.stream.sure:
         raise NoFit(
             "the captured batches tell no number in flight",
             hint="state what the server keeps with --in-flight-measured, or capture some hundred "

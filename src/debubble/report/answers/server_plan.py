@@ -253,7 +253,7 @@ def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
             "the profiler's own cost is not known: figures are of the captured batches, and "
             f"intervals hold hosts that are up to {WITHOUT_PROFILER:.0f} times as quick without it"
         )
-    if analysis.stream is not None and analysis.stream.batches.first_sets_pace:
+    if analysis.stream is not None and analysis.stream.batches.stream.first_sets_pace:
         found.append(
             f"{model.setting.in_flight} batches in flight: the first stage sets the pace, so that "
             "more do not show; --in-flight-measured states them"

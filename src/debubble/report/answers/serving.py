@@ -106,11 +106,11 @@ def _engine_notes(analysis: Analysis, account: StreamAccount) -> list[str]:
         notes.append(
             "kernels are launched one by one: without --enforce-eager vLLM replays CUDA graphs"
         )
-    if not batches.starved and round_ and (len(set(round_)) > 1 or batches.empty_turns > 0):
-        empty = f", and {show_percent(batches.empty_turns)} of the turns have none"
+    if not batches.starved and round_ and (len(set(round_)) > 1 or batches.stream.empty_turns > 0):
+        empty = f", and {show_percent(batches.stream.empty_turns)} of the turns have none"
         notes.append(
             f"clients are in step: batches of {', '.join(map(str, round_))} requests come round"
-            + (empty if batches.empty_turns else "")
+            + (empty if batches.stream.empty_turns else "")
             + "; clients whose answers differ in length spread over the turns"
         )
     known = (batches.padded > 0) & (batches.tokens > 0)
@@ -200,7 +200,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         who = (
             f"{counted(batches.requests, 'request')} cannot fill "
             f"{counted(batches.stages, 'stage')}: "
-            f"{show_percent(batches.empty_turns)} of the scheduler's turns are empty"
+            f"{show_percent(batches.stream.empty_turns)} of the scheduler's turns are empty"
         )
     elif saving.cause is Cause.IN_FLIGHT:
         who = f"{about.blames} ({batches.in_flight})"
