@@ -175,10 +175,6 @@ class Post:
     receives: tuple[Result, ...] = ()
     queue: int | None = 0
     """What is on one queue of a rank keeps its order; None: it overtakes and is overtaken."""
-    ahead: bool = False
-    """It waits for no pass that was issued before it."""
-    in_order: bool = False
-    """The device starts it no sooner than the batch launched before it, on whatever queue."""
     waited: bool = False
     """The next pass waits for it, whether it needs it or not."""
 
@@ -271,6 +267,11 @@ class FlatPasses:
     """The same as `made`, where it goes to another rank; else -1."""
     needed: I64
     """The same as `used`, where it comes from another rank; else -1."""
+    microbatches: int
+
+    def number(self, result: Result) -> int:
+        """Return the number of a result."""
+        return (2 * result.stage + result.backward) * self.microbatches + result.microbatch
 
 
 def flatten(wiring: Wiring) -> FlatPasses:
@@ -302,6 +303,7 @@ def flatten(wiring: Wiring) -> FlatPasses:
         first_of_cell=last - sizes + 1,
         last_of_cell=last,
         results=2 * stages_in_all * count,
+        microbatches=count,
         made=made,
         used=used,
         sent=np.where(np.where(forward, ahead[stage], back[stage]), made, NOTHING),
@@ -341,7 +343,7 @@ def _overlapped(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
         for need in wiring.needs(cell):
             if need not in posted:
                 posted.add(need)
-                yield Post(receives=(need,), queue=wiring.source(need), in_order=True)
+                yield Post(receives=(need,), queue=wiring.source(need))
 
     for number, cell in enumerate(cells):
         yield from receive(cell)
@@ -349,7 +351,7 @@ def _overlapped(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
         yield from receive(next((c for c in cells[number + 1 :] if _way(c) == _way(cell)), ()))
         for sent in wiring.sends(cell):
             queue, waited = wiring.destination(sent), not sent.backward
-            yield Post(sends=(sent,), queue=queue, in_order=True, waited=waited)
+            yield Post(sends=(sent,), queue=queue, waited=waited)
 
 
 def _grouped(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
