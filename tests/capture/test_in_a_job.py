@@ -18,8 +18,8 @@ import debubble
 from debubble.errors import CaptureError, MissingExtra, UsageError
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.format import read_sidecar
 from debubble.trace.run import find_run, read_run
+from debubble.trace.sidecar import read_sidecar
 
 pytestmark = pytest.mark.slow
 

@@ -15,9 +15,9 @@ from debubble.annexes.probe.pipeline import (
     Wire,
     read_probe,
     wire_of_messages,
-    write_table,
 )
 from debubble.errors import TraceError
+from debubble.report.op_table import write_table
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run

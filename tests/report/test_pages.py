@@ -124,11 +124,12 @@ def test_a_server_has_its_phases_and_says_whether_the_profilers_cost_is_known(se
         tpot_s=0.02,
         ttft_s=None,
         requests_running=None,
+        captured_tokens_out_per_s=None,
     )
     known = replace(served, stream=replace(served.stream, profiler=noted))
     assert note(find_page(known), "without the profiler") == (
-        "without the profiler a token took 0.40 of what it took under it; 1,000 tokens/s out,"
-        " 20.0 ms a token"
+        "without the profiler a token took 0.40 of what it took under it; 1,000 tokens/s out"
+        " unprofiled, 20.0 ms a token"
     )
 
 

@@ -64,13 +64,16 @@ def test_what_the_last_stage_adds_is_left_over():
     assert last.layers[0].after_ns > 50_000
 
 
-def launched(names):
-    start = np.arange(len(names), dtype=np.int64) * 1_000
-    return PassKernels(name=np.array(names, dtype=np.int32), start_ns=start, end_ns=start + 900)
+def layers_of(forwards, backwards=None):
+    """Count the layers of stages whose passes launch these kernels, each for 900 ns."""
+    numbers = {}
 
+    def launched(names):
+        start = np.arange(len(names), dtype=np.int64) * 1_000
+        rows = [numbers.setdefault(name, len(numbers)) for name in names]
+        return PassKernels(name=np.array(rows, dtype=np.int32), start_ns=start, end_ns=start + 900)
 
-def stages_of(forwards, backwards=None):
-    return [
+    stages = [
         StagePasses(
             stage=stage,
             forward=launched(names),
@@ -78,11 +81,17 @@ def stages_of(forwards, backwards=None):
         )
         for stage, names in enumerate(forwards)
     ]
+    layers = count_layers(stages, tuple(numbers))
+    return layers, recomputed_share(stages, layers)
 
 
-# norm gemm attention gemm norm gemm activation gemm: a part of it repeats inside the layer.
-LAYER = [1, 2, 3, 2, 1, 2, 4, 2]
-EMBEDDING, HEAD = [20, 21], [1, 30, 31, 32]
+def counted(forwards):
+    return [held.layers for held in layers_of(forwards)[0].values()]
+
+
+# A part of it repeats inside the layer, and nothing in it looks like attention.
+LAYER = ["norm", "nvjet_qkv", "scan", "nvjet_out", "norm", "nvjet_up", "act", "nvjet_down"]
+EMBEDDING, HEAD = ["gather", "add_position"], ["norm", "nvjet_head", "log_softmax", "nll"]
 
 
 @given(counts=st.lists(st.integers(1, 5), min_size=3, max_size=6))
@@ -90,59 +99,94 @@ def test_layers_are_counted_beside_an_embedding_and_a_head(counts):
     forwards = [LAYER * count for count in counts]
     forwards[0] = EMBEDDING + forwards[0]
     forwards[-1] = forwards[-1] + HEAD
-    found = count_layers(stages_of(forwards))
-    held = [found[stage].layers for stage in sorted(found)]
+    layers, _ = layers_of(forwards)
+    held = [layers[stage].layers for stage in sorted(layers)]
     # Nothing tells one layer from several that always come together.
     assert [count * held[1] for count in counts] == [count * counts[1] for count in held]
-    assert found[0].before_ns == 900 * len(EMBEDDING)
-    assert found[len(counts) - 1].after_ns == 900 * len(HEAD)
+    assert layers[0].before_ns == 900 * len(EMBEDDING)
+    assert layers[len(counts) - 1].after_ns == 900 * len(HEAD)
+
+
+MIXERS = {
+    "fused": ["flash_fwd_kernel"],
+    "sliding": ["flash_fwd_kernel<local>"],
+    "softmax": ["nvjet_scores", "masked_softmax", "nvjet_values"],
+    "ring": ["flash_fwd_kernel", "copy", "flash_fwd_kernel", "logaddexp", "add"],
+    "split": ["reshape_and_cache_flash_kernel", "flash_fwd_splitkv", "flash_fwd_combine"],
+    "states": ["causal_conv1d", "selective_scan_fwd"],
+}
+KINDS = {
+    "dense": ["nvjet_up", "silu", "nvjet_down"],
+    "experts": ["nvjet_router", "router_softmax", "gatherTopK", "sort", "nvjet_expert", "add"],
+}
+
+
+@given(data=st.data())
+def test_layers_of_several_kinds_are_counted_apart_whatever_devices_are_given(data):
+    """Any mix of layers in any split; other products on each device; kernels that are missing."""
+    fused = data.draw(st.booleans())
+    mixers = [name for name in MIXERS if (name != "softmax") == fused]
+    layer = st.tuples(st.sampled_from(mixers), st.sampled_from(list(KINDS)))
+    split = data.draw(st.lists(st.lists(layer, min_size=1, max_size=5), min_size=2, max_size=5))
+    lost = data.draw(st.sets(st.sampled_from(["norm", "silu", "sort", "add", "copy"]), max_size=3))
+    forwards = []
+    for stage, layers in enumerate(split):
+        kernels = [] if stage else ["flash_prepare_kernel", *EMBEDDING]
+        for mixer, kind in layers:
+            kernels += ["norm", "nvjet_qkv", *MIXERS[mixer], "nvjet_out", "norm"]
+            kernels += [*KINDS[kind], "residual"]
+        kernels += HEAD if stage == len(split) - 1 else []
+        forwards.append(
+            [
+                f"{name}_{stage}x64" if name.startswith("nvjet") else name
+                for name in kernels
+                if name not in lost
+            ]
+        )
+    layers, _ = layers_of(forwards)
+    assert [layers[stage].layers for stage in range(len(split))] == list(map(len, split))
+    kinds = {kind for held in split for _, kind in held}
+    for stage, held in enumerate(split):
+        told = [part.name for part in layers[stage].kinds for _ in range(part.layers)]
+        assert told == ([kind for _, kind in held] if len(kinds) > 1 else [])
 
 
 def test_one_layer_and_a_head_are_not_two_layers():
-    found = count_layers(stages_of([EMBEDDING + LAYER * 2, LAYER * 3, LAYER * 2, LAYER + HEAD]))
-    assert [found[stage].layers for stage in range(4)] == [2, 3, 2, 1]
+    assert counted([EMBEDDING + LAYER * 2, LAYER * 3, LAYER * 2, LAYER + HEAD]) == [2, 3, 2, 1]
 
 
 def test_a_stage_may_hold_a_head_and_no_layer():
-    found = count_layers(stages_of([EMBEDDING + LAYER, LAYER * 2, LAYER, HEAD]))
-    assert [found[stage].layers for stage in range(4)] == [1, 2, 1, 0]
+    assert counted([EMBEDDING + LAYER, LAYER * 2, LAYER, HEAD]) == [1, 2, 1, 0]
 
 
 def test_nothing_is_counted_where_stages_contradict_each_other():
-    assert count_layers(stages_of([LAYER * 2, [7, 8, 9] * 4, LAYER * 2])) == {}
-    assert count_layers(stages_of([list(range(30)), list(range(40, 70))])) == {}
-    assert count_layers([]) == {}
+    assert counted([LAYER * 2, ["x", "y", "z"] * 4, LAYER * 2]) == []
+    assert counted([[f"a{n}" for n in range(30)], [f"b{n}" for n in range(30)]]) == []
+    assert counted([]) == []
 
 
 def test_layers_are_counted_where_a_device_is_given_other_kernels():
-    slow = [9 if name == 2 else name for name in LAYER]  # another product
-    found = count_layers(stages_of([EMBEDDING + LAYER * 2, LAYER * 2, slow * 2, LAYER * 2 + HEAD]))
-    assert [found[stage].layers for stage in range(4)] == [2, 2, 2, 2]
+    slow = ["nvjet_other" if name.startswith("nvjet") else name for name in LAYER]
+    layers, _ = layers_of([EMBEDDING + LAYER * 2, LAYER * 2, slow * 2, LAYER * 2 + HEAD])
+    assert [layers[stage].layers for stage in range(4)] == [2, 2, 2, 2]
     # The last product of all, which differs, is taken for what follows them.
-    assert [found[stage].layer_ns for stage in range(4)] == [900 * (len(LAYER) - 0.5)] * 4
-
-
-def test_a_dense_layer_ahead_of_those_with_experts_is_a_layer():
-    names = ["norm", "product", "flash_fwd_kernel", "silu", "topk", "sort", "scatter", "grouped"]
-    dense, experts = [0, 1, 2, 1, 3, 1], [0, 1, 2, 4, 5, 6, 7, 7]
-    found = count_layers(stages_of([EMBEDDING + dense + experts * 3, experts * 4 + HEAD]), names)
-    assert [found[stage].layers for stage in range(2)] == [4, 4]
+    assert [layers[stage].layer_ns for stage in range(4)] == [900 * (len(LAYER) - 0.5)] * 4
 
 
 def test_what_layers_take_backward_is_told_where_as_many_are_found_there():
-    backward = [5, 6, 5, 7]
+    backward = ["act_grad", "nvjet_grad", "act_grad", "norm_grad"]
     forwards = [EMBEDDING + LAYER, LAYER * 2, LAYER + HEAD]
-    backwards = [[*backward, 22], backward * 2, [33, 34, *backward]]
-    found = count_layers(stages_of(forwards, backwards))
-    assert [found[stage].backward_layer_ns for stage in range(3)] == [900 * 4] * 3
-    assert [found[stage].backward_rest_ns for stage in range(3)] == [900, 0, 1800]
+    backwards = [[*backward, "scatter"], backward * 2, ["nll_grad", "head_grad", *backward]]
+    layers, _ = layers_of(forwards, backwards)
+    assert [layers[stage].backward_layer_ns for stage in range(3)] == [900 * 4] * 3
+    assert [layers[stage].backward_rest_ns for stage in range(3)] == [900, 0, 1800]
 
 
 def test_recomputing_shows_as_forward_kernels_in_backward_passes():
-    forwards = [LAYER, LAYER * 2, LAYER]
-    again = [*LAYER, 5, 6]
-    assert recomputed_share(stages_of(forwards, [again, again * 2, again]))
-    assert not recomputed_share(stages_of(forwards, [[5, 6], [5, 6] * 2, [5, 6]]))
+    forwards, grads = [LAYER, LAYER * 2, LAYER], ["act_grad", "norm_grad"]
+    again = [*LAYER, *grads]
+    assert layers_of(forwards, [again, again * 2, again])[1]
+    assert not layers_of(forwards, [grads, grads * 2, grads])[1]
 
 
 @pytest.mark.parametrize("name", ["1f1b_p2_m4", "1f1b_m8", "1f1b_m8_split3337", "gpipe_m8"])

@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -278,7 +277,7 @@ def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_
         raise CaptureError(
             error.message, hint="look whether the server runs and the address is right"
         ) from error
-    if reply.status == HTTPStatus.NOT_FOUND:
+    if reply.status == 404:
         raise CaptureError(
             f"{url}: this server has no profiling routes", hint=_CONFIGURE[order.kind]
         )

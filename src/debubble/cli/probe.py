@@ -24,7 +24,6 @@ from debubble.annexes.probe.pipeline import (
     wire_of,
     wire_of_messages,
 )
-from debubble.annexes.probe.pipeline import write_table as table_of
 from debubble.cli.options import (
     Manners,
     Verb,
@@ -42,6 +41,7 @@ from debubble.cli.options import (
 from debubble.errors import MissingExtra, UsageError
 from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
 from debubble.report.answers.probe import answer_probe
+from debubble.report.op_table import write_table
 from debubble.report.probe import probe_page
 from debubble.units import parse_duration, parse_rate, write_file
 
@@ -278,7 +278,7 @@ def _write_tables(pipelines: Pipelines, usual: Setting, folder: Path, *, force: 
     for tokens, place in zip(sizes, places, strict=True):
         wanted = replace(usual, tokens=tokens)
         step = pipelines.steady(pipelines.simulate(wanted)).simulate(wanted)
-        table = table_of(step.program, step.times, step.message_bytes)
+        table = write_table(step.program, step.times, step.message_bytes)
         write_file(Path(str(place)), table.encode())
     return list(map(str, places))
 

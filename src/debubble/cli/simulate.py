@@ -211,9 +211,9 @@ def simulate_by_hand(
     wanted: ChangeRequest, way: str | None, by_hand: ByHand, manners: Manners, *, draws: bool
 ) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
-    from debubble.annexes.probe.pipeline import write_table
     from debubble.report.answers.simulate import answer_by_hand
     from debubble.report.lanes import draw_lanes
+    from debubble.report.op_table import write_table
     from debubble.report.simulate import simulate_page
     from debubble.simulate.as_timeline import as_timeline
     from debubble.simulate.communication import Communication

@@ -296,13 +296,20 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
         table.add(
             name or str(alike[0].stage),
             "" if name else str(alike[0].rank),
-            show_range([stage.layers for stage in alike], str),
+            _layers_shown(alike),
             kind,
             show_range([took.median_s for took in passes], show_seconds),
             f"± {show_seconds(max(took.mad_s for took in passes))}",
             show_range([took.n for took in passes], show_count),
         )
     return table
+
+
+def _layers_shown(alike: Sequence[StagePart]) -> str:
+    kinds = alike[0].layer_kinds
+    if len(alike) > 1 or not kinds:
+        return show_range([stage.layers for stage in alike], str)
+    return " + ".join(f"{kind.layers} {kind.name}" for kind in kinds)
 
 
 def memory_tables(found: FindAnswer) -> list[Table]:

@@ -25,8 +25,9 @@ from debubble.timeline.meetings import meet_in_stages
 from debubble.timeline.model import Timeline, join_columns
 from debubble.timeline.steps import marks_steps
 from debubble.trace.columns import KernelKind, Operation, RankTrace
-from debubble.trace.format import Sidecar, TraceFile
+from debubble.trace.format import TraceFile
 from debubble.trace.run import Run
+from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 from debubble.units import counted, show_ranks
 

@@ -454,7 +454,7 @@ def _draw_pipeline(
         passes.append(ran)
         seen += stage_passes_of(rank, assignment, position, numbers, shown)
     layers = count_layers(seen, tuple(numbers))
-    again, divided = recomputed_share(seen), _divide(chain, ranks)
+    again, divided = recomputed_share(seen, layers), _divide(chain, ranks)
     shares = {one.stage: one.weight_share for one in seen if one.weight_share is not None}
     for row, line in enumerate(lines):
         lines[row] = replace(

@@ -143,7 +143,8 @@ def lay_one_after_the_other(start: I64, end: I64, busy: I64) -> tuple[I64, I64]:
     order = np.lexsort((-end, start))
     for first, second in pairwise(order.tolist()):
         over = min(end[first], end[second]) - start[second]
-        if over > _INTERLEAVED * (end[second] - start[second]):
+        shorter = min(end[first] - start[first], end[second] - start[second])
+        if over > _INTERLEAVED * shorter:
             until = max(end[first], end[second])
             share = busy[first] / max(busy[first] + busy[second], 1)
             border = start[first] + round(share * (until - start[first]))

@@ -393,6 +393,17 @@ class MemoryFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Layers of one kind in a row, where a model has several kinds."""
+
+    name: str
+    """`dense` or `experts`."""
+    layers: int
+    layer_ns: int
+    """What one takes forward, in kernel time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
     """What one forward pass of a stage is made of, in kernel time: layers, and what is none."""
 
@@ -407,6 +418,8 @@ class StageLayers:
     backward_layer_ns: int | None = None
     """The same of a backward pass; None where its layers could not be told."""
     backward_rest_ns: int | None = None
+    kinds: tuple[LayerKind, ...] = ()
+    """The layers in their order; nothing where all of the model are of one kind."""
 
     @property
     def rest_ns(self) -> int:

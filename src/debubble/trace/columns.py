@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
+from debubble.trace.sidecar import Sidecar
 from debubble.units import NS_PER_S
 
 I64 = NDArray[np.int64]
@@ -234,7 +235,9 @@ class RankTrace:
     inflated_bytes: int
     rank: int | None = None
     """From the header, else the file name; None until one of them told."""
-    gaps: tuple[Gap, ...] = field(default=())
+    gaps: tuple[Gap, ...] = ()
+    sidecar: Sidecar | None = None
+    """What the job said of itself beside the trace."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -455,7 +458,8 @@ class OpTable:
     inflated_bytes: int
     hosts: tuple[tuple[int, str], ...] = ()
     """Of ranks whose host the table names."""
-    gaps: tuple[Gap, ...] = field(default=())
+    gaps: tuple[Gap, ...] = ()
+    sidecar: Sidecar | None = None
 
     def __len__(self) -> int:
         return len(self.step)

@@ -38,6 +38,8 @@ _ONECCL = re.compile(r"oneccl|oneapi::ccl|\bccl::", re.IGNORECASE)
 _HCCL = re.compile(r"hcom_(batchsendrecv|send|receive)?", re.IGNORECASE)
 _PEER_COPY = re.compile(r"Memcpy (?:PtoP|P2P|Peer)", re.IGNORECASE)
 
+# Libraries that send by kernels of the device, as torch names them.
+SENDS_BY_KERNELS = frozenset({"nccl", "cuda:nccl", "rccl"})
 _SENDS = frozenset({"send", "isend"})
 _RECEIVES = frozenset({"recv", "recv_", "irecv", "recv_any_source", "recv_any_source_"})
 _NO_OPERATION = frozenset({"coalesced", "group", "init", "destroy", "end_coalescing"})

@@ -28,10 +28,12 @@ from debubble.trace.columns import (
     KernelKind,
     Kernels,
     MemoryDevice,
+    Operation,
     RankTrace,
     Table,
     column_types,
 )
+from debubble.trace.communication import SENDS_BY_KERNELS
 from debubble.units import counted, show_duration
 
 Flags = NDArray[np.bool_]
@@ -47,6 +49,7 @@ _AGAIN = "record the rank again; if events were lost, record fewer steps"
 def hold_to_laws(trace: RankTrace) -> RankTrace:
     """Leave out what breaks a law; what was left out stands among the gaps of the trace."""
     laws: tuple[Callable[[RankTrace], tuple[RankTrace, Gap | None]], ...] = (
+        end_with_the_file,
         keep_launch_order,
         keep_what_was_waited_for,
         keep_sums_of_memory,
@@ -58,6 +61,33 @@ def hold_to_laws(trace: RankTrace) -> RankTrace:
         trace, gap = law(trace)
         gaps += [replace(gap, file=trace.file, rank=trace.rank)] if gap else []
     return replace(trace, gaps=tuple(gaps))
+
+
+def end_with_the_file(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
+    """Leave out all from the first message on whose kernel a file lost that ends early.
+
+    Where that is the first of all, no pass is known whole, and nothing of the device is kept.
+
+    operators    send 0    send 1    send 2          all of them: they stand first in a file
+    thread 1         ├ 0 ┤                           its calls and kernels, as far as the file goes
+    thread 2     (nothing)                           the threads after it are lost from the start
+                           ^ the rank is known up to here
+
+    That the file ends early is said already.
+    """
+    operators, kernels = trace.operators, trace.kernels
+    moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    lost = moves & (operators.kernel < 0)
+    torn = any(gap.code is Code.TRUNCATED for gap in trace.gaps)
+    if not torn or trace.header.backend not in SENDS_BY_KERNELS or not lost.any():
+        return trace, None
+    known_ns = operators.start_ns[lost].min()
+    called_ns = np.append(trace.launches.start_ns, UNKNOWN)[kernels.launch]
+    late = (kernels.launch >= 0) & (called_ns >= known_ns)
+    late |= not (moves & (operators.start_ns < known_ns)).any()
+    trace = _without_kernels(trace, late)
+    kept = _pick(trace.operators, operators.start_ns < known_ns)
+    return replace(trace, operators=kept), None
 
 
 def keep_launch_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:

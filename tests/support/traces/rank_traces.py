@@ -25,7 +25,7 @@ from debubble.trace.columns import (
     build,
     column_types,
 )
-from debubble.trace.format import Sidecar, StepTimes
+from debubble.trace.sidecar import Sidecar, StepTimes
 
 TABLES: dict[str, type[Table]] = {
     "kernels": Kernels,
@@ -80,7 +80,7 @@ _GAPS = st.lists(
     max_size=3,
 ).map(tuple)
 
-sidecars = st.none() | st.builds(
+_SIDECARS = st.none() | st.builds(
     Sidecar,
     file=_TEXT,
     rank=st.none() | _COUNT,
@@ -137,6 +137,7 @@ def traces(draw: st.DrawFn) -> RankTrace:
         inflated_bytes=draw(_COUNT),
         rank=draw(_RANK),
         gaps=draw(_GAPS),
+        sidecar=draw(_SIDECARS),
         **tables,  # type: ignore[arg-type]
     )
 

@@ -188,6 +188,14 @@ class PassPart(Part, frozen=True, kw_only=True):
     n: int
 
 
+class LayerKindPart(Part, frozen=True, kw_only=True):
+    """Layers of one kind in a row: `dense`, or with `experts`."""
+
+    name: str
+    layers: int
+    layer_s: float
+
+
 class StagePart(Part, frozen=True, kw_only=True):
     """One stage."""
 
@@ -195,6 +203,7 @@ class StagePart(Part, frozen=True, kw_only=True):
     rank: int
     layers: int | None
     layer_s: float | None
+    layer_kinds: list[LayerKindPart]
     passes: dict[str, PassPart]
 
 
@@ -366,7 +375,7 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
 
 def _stage_parts(analysis: Analysis) -> list[StagePart]:
     pipeline = analysis.pipeline
-    layer_ns = {layers.stage: layers.layer_ns for rank in pipeline.ranks for layers in rank.layers}
+    known = {layers.stage: layers for rank in pipeline.ranks for layers in rank.layers}
     stages: dict[int, StagePart] = {}
     for row in pipeline.stages:
         stage = stages.setdefault(
@@ -375,7 +384,11 @@ def _stage_parts(analysis: Analysis) -> list[StagePart]:
                 stage=row.stage,
                 rank=row.rank,
                 layers=analysis.layers_of(row.stage),
-                layer_s=seconds(layer_ns.get(row.stage)),
+                layer_s=seconds(known[row.stage].layer_ns if row.stage in known else None),
+                layer_kinds=[
+                    LayerKindPart.of(kind)
+                    for kind in (known[row.stage].kinds if row.stage in known else ())
+                ],
                 passes={},
             ),
         )

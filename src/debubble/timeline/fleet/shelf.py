@@ -34,12 +34,12 @@ from debubble.trace.columns import (
     Table,
     summarise,
 )
-from debubble.trace.digest import pack_digest, read_digest, unpack_digest
+from debubble.trace.digest import pack_digest, unpack_digest
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import map_files
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.run import RunFiles, read_file, settle_run
-from debubble.trace.source import Limits
+from debubble.trace.source import Limits, inflate
 
 _TableType = TypeVar("_TableType", bound=Table)
 
@@ -58,11 +58,14 @@ class StoredRank:
     def load(self, limits: Limits) -> RankTrace:
         """Read the rank again."""
         if self.size is None:
-            trace, _ = read_digest(self.file, limits)
+            data = inflate(self.file, limits)
         else:
             with Path(self.file).open("rb") as spool:
                 spool.seek(self.offset)
-                trace, _ = unpack_digest(spool.read(self.size), self.file, limits)
+                data = spool.read(self.size)
+        trace = unpack_digest(data, self.file, limits)
+        if not isinstance(trace, RankTrace):
+            raise TraceError("is the digest of a table, and no longer of a rank", file=self.file)
         return replace(trace, rank=self.rank)
 
 
@@ -173,7 +176,7 @@ def scout_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = N
         Scout(
             summary=summarise(trace),
             marked=marks_steps(trace),
-            digest=None if is_digest else pack_digest(trace, None),
+            digest=None if is_digest else pack_digest(trace),
         )
         for trace in reading.traces
     )

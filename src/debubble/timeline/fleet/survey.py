@@ -54,9 +54,9 @@ from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
-from debubble.trace.format import Sidecar
 from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run, unreadable
+from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 
 # As many numbers as anyone would read.

@@ -45,8 +45,9 @@ from debubble.trace.columns import (
     column_types,
 )
 from debubble.trace.digest.archive import SIGN, Content, damaged, pack, peek_head, unpack
-from debubble.trace.format import Head, Reading, Sidecar, Stamp, TraceFile, read_sidecar
+from debubble.trace.format import Head, Reading, Stamp, TraceFile
 from debubble.trace.optable import Op
+from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import (
     DEFAULT_LIMITS,
     GZIP_MAGIC,
@@ -201,12 +202,7 @@ class _Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_digest(
-    trace: RankTrace | OpTable,
-    sidecar: Sidecar | None = None,
-    *,
-    stamp: Stamp | None = None,
-    part: int = 0,
-    parts: int = 1,
+    trace: RankTrace | OpTable, *, stamp: Stamp | None = None, part: int = 0, parts: int = 1
 ) -> bytes:
     """Return a digest; `stamp` says of which recording, `part` which of a file's ranks."""
     head = Head(file=mask_secrets(trace.file), stamp=stamp, part=part, parts=parts, table=True)
@@ -221,7 +217,6 @@ def pack_digest(
             for name in _Description.__struct_fields__
             if hasattr(trace, name)
         },
-        sidecar=sidecar,
         columns={name: tuple(_COLUMNS[name]) for name in tables},
     )
     # Numbers of any size and text of any kind come back as they were: msgspec's JSON refuses some.
@@ -255,28 +250,16 @@ def _unpack_table(content: Content, names: Sequence[str], table: str, file: str)
 
 def read_known(known: TraceFile, limits: Limits) -> Reading:
     """Read the rank, or the table, that a digest was made of."""
-    trace, sidecar = _unpack(inflate(known.file, limits), known.file, limits)
+    trace = unpack_digest(inflate(known.file, limits), known.file, limits)
     if isinstance(trace, OpTable):
         return Reading(table=trace)
-    return Reading(traces=(replace(trace, rank=known.rank),), sidecar=sidecar)
-
-
-def read_digest(file: str, limits: Limits = DEFAULT_LIMITS) -> tuple[RankTrace, Sidecar | None]:
-    """Read a digest from a path or URL: the trace as it was read, and what lay beside it."""
-    return unpack_digest(inflate(file, limits), file, limits)
+    return Reading(traces=(replace(trace, rank=known.rank),))
 
 
 def unpack_digest(
     data: bytes, file: str = "", limits: Limits = DEFAULT_LIMITS
-) -> tuple[RankTrace, Sidecar | None]:
+) -> RankTrace | OpTable:
     """Return what was packed; `file` is the digest's own name, for errors."""
-    trace, sidecar = _unpack(data, file, limits)
-    if isinstance(trace, OpTable):
-        raise damaged(file, "it is that of an op table")
-    return trace, sidecar
-
-
-def _unpack(data: bytes, file: str, limits: Limits) -> tuple[RankTrace | OpTable, Sidecar | None]:
     content = unpack(data, file, limits)
     try:
         description = msgspec.convert(json.loads(content.description), _Description)
@@ -294,7 +277,7 @@ def _unpack(data: bytes, file: str, limits: Limits) -> tuple[RankTrace | OpTable
     kept: dict[str, Any] = {name: getattr(description, name) for name in shared}
     if content.head.table:
         _check_operations(tables[_OPERATIONS], description, file)
-        return OpTable(file=content.head.file, **kept, **tables[_OPERATIONS]), None
+        return OpTable(file=content.head.file, **kept, **tables[_OPERATIONS])
     for name, columns in tables.items():
         if "start_ns" not in columns:
             raise damaged(file, f"its {name} have no starts")
@@ -304,7 +287,7 @@ def _unpack(data: bytes, file: str, limits: Limits) -> tuple[RankTrace | OpTable
     }
     trace = RankTrace(file=content.head.file, rank=content.head.rank, **kept, **made)
     _check_trace(trace, file)
-    return trace, description.sidecar
+    return trace
 
 
 def keep_digests(file: str, reading: Reading, place: DigestPlace) -> tuple[Gap, ...]:
@@ -312,12 +295,10 @@ def keep_digests(file: str, reading: Reading, place: DigestPlace) -> tuple[Gap, 
     stamp = stamp_of(file)
     if reading.table is not None:
         return _write(place.target(file), pack_digest(reading.table, stamp=stamp), None)
-    sidecar, wrong = read_sidecar(file)
     gaps: tuple[Gap, ...] = ()
     parts = len(reading.traces)
     for part, trace in enumerate(reading.traces):
-        whole = replace(trace, gaps=(*trace.gaps, wrong)) if wrong else trace
-        data = pack_digest(whole, sidecar, stamp=stamp, part=part, parts=parts)
+        data = pack_digest(trace, stamp=stamp, part=part, parts=parts)
         gaps += _write(place.target(file, trace.rank if parts > 1 else None), data, trace.rank)
     return gaps
 
