@@ -81,8 +81,9 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
         named = [named for named in answer.named if named.cause not in joint]
         page.findings = _findings(answer, named)[:_MOST_FINDINGS]
         page.tables = causes or [_stage_table(answer.stages)]
-        more = "; more: --details" if next_command else ""
-        page.notes = [f"{_say_run(answer)}; times: {answer.basis}{more}"]
+        ran, times = _say_run(answer), _say_job(answer)
+        page.notes = [ran, times] if ";" in times else [f"{ran}; {times}"]
+        page.notes[-1] += "; more: --details" if next_command else ""
         return page
     notes = [
         say_framework(answer),
