@@ -66,7 +66,7 @@ def test_backward_passes_that_never_ran_have_no_theory():
 
 # What takes time, or could be answered differently if it were worked out in two rooms.
 ONCE = {
-    "debubble.timeline.infer": ("build_part",),
+    "debubble.timeline.build": ("build_part",),
     "debubble.timeline.figures": ("measure_pipeline",),
     "debubble.timeline.job": ("ask_job",),
     "debubble.ledger.ledger": ("build_ledger",),

@@ -13,7 +13,7 @@ import pytest
 from support.traces.all_recordings import Answers, every_recording
 from support.traces.snapshot import differences, snapshot_of, write
 
-from debubble.ledger.verdict import MATTERS
+from debubble.ledger.ledger import MATTERS
 from debubble.report.answers.plan import PlanAnswer
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.ledger.ledger import MOST_OFF, Wait
-from debubble.ledger.model import Culprit, Example
+from debubble.ledger.ledger import MOST_OFF, Culprit, Example, Wait
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts
