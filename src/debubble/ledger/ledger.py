@@ -43,8 +43,7 @@ from debubble.ledger.savings import (
     replay_pairs,
     replay_step,
 )
-from debubble.links.hop_times import ExpectedTimes, Hop, expect_wire
-from debubble.links.judge import wires_between
+from debubble.links.hop_times import ExpectedTimes, Hop, expect_wire, wires_between
 from debubble.simulate import events
 from debubble.simulate.costs.passes import (
     PassCosts,

@@ -447,12 +447,11 @@ def measure_hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[H
 def _measure(
     rows: Transfers, source: int, destination: int, stages: tuple[tuple[int, int], ...]
 ) -> HopFigures:
-    buffered = rows.send_end_ns < rows.receive_start_ns
-    both_there = np.maximum(rows.send_start_ns, rows.receive_start_ns)
+    buffered = rows.buffered
     # Of a server's messages, which differ in size, those of the size that is named.
     largest = rows.message_bytes == rows.message_bytes.max()
-    wire = (rows.receive_end_ns - both_there)[~buffered & largest]
-    wait = np.maximum(both_there - rows.receive_start_ns, 0)
+    wire = (rows.receive_end_ns - rows.met_ns)[~buffered & largest]
+    wait = rows.met_ns - rows.receive_start_ns
     return HopFigures(
         source=source,
         destination=destination,
