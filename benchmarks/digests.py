@@ -22,7 +22,7 @@ from read import COPIES, large, show
 
 from debubble.trace.captures import recognise
 from debubble.trace.columns import RankTrace
-from debubble.trace.digest import pack_digest, read_digest
+from debubble.trace.digest import pack_digest, unpack_digest
 from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, read_run
 
@@ -50,7 +50,7 @@ def timed(call: Callable[[], object], repeats: int) -> float:
 
 def read_one(path: str) -> int:
     """Read a digest as a worker does: look what it is, then read it."""
-    trace, _ = read_digest(recognise(path).file)
+    trace = unpack_digest(Path(recognise(path).file).read_bytes())
     return trace.events
 
 
@@ -60,7 +60,7 @@ def bench_recorded(folder: Path, repeats: int) -> None:
         for file in sorted(folder.glob("*/rank*.json.gz")):
             trace = read_kineto(str(file))
             digest = Path(place) / "rank0.debubble.npz"
-            digest.write_bytes(pack_digest(trace, None))
+            digest.write_bytes(pack_digest(trace))
             shares.append(digest.stat().st_size / trace.inflated_bytes)
             ours.append(timed(lambda digest=digest: read_one(str(digest)), repeats))
             theirs.append(timed(lambda file=file: read_kineto(str(file)), repeats))
@@ -76,8 +76,8 @@ def bench_large(path: Path, repeats: int) -> None:
     began = time.process_time()
     trace = read_kineto(str(path))
     reading = time.process_time() - began
-    packing = timed(lambda: pack_digest(trace, None), repeats)
-    data = pack_digest(trace, None)
+    packing = timed(lambda: pack_digest(trace), repeats)
+    data = pack_digest(trace)
     with tempfile.TemporaryDirectory() as place:
         digest = Path(place) / "rank0.debubble.npz"
         digest.write_bytes(data)
@@ -101,7 +101,7 @@ def write_fleet(place: Path, trace: RankTrace, ranks: int) -> list[str]:
         path = place / f"rank{rank}.debubble.npz"
         header = replace(trace.header, rank=rank, world_size=ranks)
         one = replace(trace, rank=rank, header=header, file=f"rank{rank}.json.gz")
-        path.write_bytes(pack_digest(one, None))
+        path.write_bytes(pack_digest(one))
         files.append(str(path))
     return files
 

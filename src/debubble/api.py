@@ -18,7 +18,6 @@ from os import PathLike, fspath
 from typing import Any
 
 from debubble.analysis import Analysis, Wires, analyse_found
-from debubble.annexes.cluster import engine_at
 from debubble.links.wiring import read_history
 from debubble.measure.compare import DEFAULT_THRESHOLD, compare_causes
 from debubble.measure.compare import compare as compare_runs
@@ -42,6 +41,7 @@ from debubble.report.scalars import scalars
 from debubble.timeline.fleet.survey import Means, Question
 from debubble.timeline.schedules import state_schedule
 from debubble.trace.digest.content import place_digests
+from debubble.trace.engine import LOCAL, Engine
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S
 
@@ -86,8 +86,13 @@ def analyse(  # noqa: PLR0913 (one argument a question)
     words = [fspath(place) for place in places]
     found = find_run(words, capture=capture)
     files = [file.file for each in found.captures for file in each.files]
+    reader: Engine = LOCAL
+    if engine != "local":
+        from debubble.annexes.cluster import engine_at  # noqa: PLC0415 (an annex)
+
+        reader = engine_at(engine)
     means = Means(
-        engine=engine_at(engine),
+        engine=reader,
         rank=rank,
         digests=None if digest is None else place_digests(digest, words, files),
     )

@@ -15,8 +15,8 @@ from debubble.capture.settings import INJECTED, Settings, environment_for, read_
 from debubble.errors import UsageError
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
-from debubble.trace.format import read_sidecar
 from debubble.trace.run import find_run, read_run
+from debubble.trace.sidecar import read_sidecar
 
 pytestmark = pytest.mark.slow
 

@@ -129,12 +129,12 @@ class TestWhatIsNotSeen:
         assert pools.one_way == pytest.approx(4 * MS / 1.15)
         assert pools.drain == pytest.approx(0.5 * pools.one_way)
         assert pools.sending == pytest.approx(0.65 * pools.one_way)
-        assert pools.assumed == ("one way takes what both ways at once take, over 1.15",)
+        assert pools.assumed == ("a one-way transfer takes 1/1.15 of a two-way exchange",)
 
     def test_an_exchange_is_slower_than_one_way(self):
         pools = pools_of(*often(4, 0, 1, length=6))
         assert pools.both_ways == pytest.approx(6 * MS * 1.15)
-        assert pools.assumed == ("both ways at once take 1.15 times one way",)
+        assert pools.assumed == ("a two-way exchange takes 1.15 times a one-way transfer",)
 
     def test_three_messages_one_way_are_no_sample_beside_exchanges(self):
         exchanges = [
@@ -150,14 +150,14 @@ class TestWhatIsNotSeen:
         assert pools.one_way == 2 * 3 * MS
         assert pools.both_ways == pytest.approx(1.15 * 6 * MS)
         assert pools.assumed == (
-            "one way takes twice what it takes to take in a message that is there",
-            "both ways at once take 1.15 times one way",
+            "a one-way transfer takes twice the receive time of a message that has arrived",
+            "a two-way exchange takes 1.15 times a one-way transfer",
         )
 
     def test_where_no_message_was_seen_they_take_no_time_and_it_is_said(self):
         pools = pools_of()
         assert pools.one_way == pools.both_ways == pools.drain == pools.sending == 0.0
-        assert pools.assumed == ("transfers take no time: none was seen",)
+        assert pools.assumed == ("transfers take no time: none was measured",)
         assert pools.message_bytes == -1
         body, tail, _ = pools.draw(np.random.default_rng(0), 3, 2)
         assert body.tolist() == [[1.0, 1.0]] * 3

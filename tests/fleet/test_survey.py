@@ -17,10 +17,10 @@ from debubble.errors import Code, DebubbleError
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.inspect import answer_inspect
 from debubble.timeline.fleet.survey import Means, NoPipelineIn, Question, inspect_run, survey_run
-from debubble.trace.digest import read_digest
 from debubble.trace.digest.content import place_digests
 from debubble.trace.engine import GivenEngine
 from debubble.trace.run import find_run
+from debubble.trace.source import inflate
 
 
 def answer(place, means=None, question=None):
@@ -152,9 +152,9 @@ def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, mo
     def gone(file, limits):
         if "rank1." in file:
             raise OSError("gone")
-        return read_digest(file, limits)
+        return inflate(file, limits)
 
-    monkeypatch.setattr("debubble.timeline.fleet.shelf.read_digest", gone)
+    monkeypatch.setattr("debubble.timeline.fleet.shelf.inflate", gone)
     with ThreadPoolExecutor(2) as threads:  # processes may be spawned, and know nothing of `gone`
         monkeypatch.setattr(
             "debubble.timeline.fleet.survey.WORKERS_HERE", GivenEngine(executor=threads)

@@ -11,9 +11,9 @@ from fuzz import mutate
 from support.traces.recordings import H200
 
 from debubble.trace.digest import archive, pack_digest
-from debubble.trace.format import Sidecar, StepTimes
 from debubble.trace.kineto import read_kineto
 from debubble.trace.optable import read_op_table
+from debubble.trace.sidecar import Sidecar, StepTimes
 from debubble.trace.source import DEFAULT_LIMITS
 
 _ODD_COUNTS = (0, -1, 1, 7, 2**20, 2**31, 2**63, 10**30)
@@ -26,7 +26,7 @@ def _sound() -> tuple[archive.Content, ...]:
     trace = read_kineto(str(H200 / "fwd_closed_m4" / "rank0.json.gz"))
     said = Sidecar(file="s", rank=0, tokens=512, steps=StepTimes(before_s=(0.5, 0.25)))
     table = read_op_table("ops.csv", data=_TABLE)
-    packed = (pack_digest(trace, said), pack_digest(trace, None), pack_digest(table))
+    packed = (pack_digest(replace(trace, sidecar=said)), pack_digest(trace), pack_digest(table))
     return tuple(archive.unpack(one, "seed", DEFAULT_LIMITS) for one in packed)
 
 

@@ -15,9 +15,9 @@ from debubble.annexes.probe.pipeline import (
     Wire,
     read_probe,
     wire_of_messages,
-    write_table,
 )
 from debubble.errors import TraceError
+from debubble.report.op_table import write_table
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -195,7 +195,7 @@ def test_pipelines_of_a_probe_are_ranked_and_say_what_they_assume(tmp_path):
     rates = [one["tokens_per_s"] for one in data["pipelines"]]
     assert rates == sorted(rates, reverse=True)
     assert {one["stages"] for one in data["pipelines"]} == {2, 4}
-    assert any("as copies did" in said for said in data["assumptions"])
+    assert any("as measured" in said for said in data["assumptions"])
     assert data["pipelines"][0]["fits_memory"] is True
 
 

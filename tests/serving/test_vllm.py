@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
+from support import altered_captures
 from support.vllm_count import Count
 
 import debubble
+from debubble.errors import NoFit
 from debubble.ledger.causes import Cause
 from debubble.plan.server import ServerQuestion
 from debubble.report.answers.server_plan import answer_server_plan
@@ -242,3 +244,31 @@ def test_captures_that_begin_and_end_at_different_batches_tell_the_same(tmp_path
         assert shares[cause] == pytest.approx(share, abs=0.05)
     assert shares[Cause.UNEXPLAINED] <= 0.05
     assert [part.layers for part in debubble.find(cut).stages] == [6, 6, 6, 14]
+
+
+def test_labels_without_tokens_tell_the_same_batches(tmp_path):
+    """Older versions write how many requests are new and how many are not, and no tokens."""
+    traces = altered_captures.read(SHIPPED / "pp4_mix")
+    altered_captures.write(
+        altered_captures.ALTERATIONS["labels of an older version"](traces), tmp_path
+    )
+    older, newer = debubble.analyse(tmp_path), debubble.analyse(SHIPPED / "pp4_mix")
+    assert older.stream.spent == newer.stream.spent
+    assert older.stream.batches.in_flight == newer.stream.batches.in_flight == 4
+    assert older.stream.batches.phase.tolist() == newer.stream.batches.phase.tolist()
+    # A prompt of 512 and seven answers may be told as eight tokens more: requests are not.
+    assert older.stream.batches.padded.tolist() == newer.stream.batches.padded.tolist()
+    assert older.server_model().as_is.tokens_out_per_s == pytest.approx(
+        newer.server_model().as_is.tokens_out_per_s, rel=0.15
+    )
+
+
+def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):
+    traces = altered_captures.read(SHIPPED / "pp4_mix")
+    altered_captures.write(altered_captures.ALTERATIONS["no labels"](traces), tmp_path)
+    analysis = debubble.analyse(tmp_path)
+    assert analysis.pipeline.stream.may_be == (2, None)
+    assert "2 or more batches in flight" in debubble.find(analysis).verdict
+    assert debubble.find(analysis).theory.bubble_fraction is None
+    with pytest.raises(NoFit, match="no number in flight"):
+        analysis.server_model()

@@ -15,10 +15,10 @@ from support.traces.recordings import H200
 
 from debubble.errors import Code, RunNotFound
 from debubble.trace.captures import recognise
-from debubble.trace.digest import read_digest
+from debubble.trace.digest import unpack_digest
 from debubble.trace.digest.content import DigestPlace, place_digests
-from debubble.trace.format import SCHEMA
 from debubble.trace.run import find_run, read_run
+from debubble.trace.sidecar import SCHEMA
 
 BESIDE = DigestPlace(place="beside")
 TABLE = ["step,stage,microbatch,op,start_us,duration_us", "0,0,0,F,0,10", "0,1,0,F,10,10"]
@@ -238,7 +238,7 @@ def test_a_recorded_trace_comes_back_to_the_last_bit(tmp_path):
     folder = shutil.copytree(H200 / "1f1b_p2_m4", tmp_path / "run")
     run = read(folder, digests=BESIDE)
     for trace in run.ranks:
-        back, _ = read_digest(str(folder / f"rank{trace.rank}.debubble.npz"))
+        back = unpack_digest((folder / f"rank{trace.rank}.debubble.npz").read_bytes())
         assert_same(trace, back)
         size = (folder / f"rank{trace.rank}.debubble.npz").stat().st_size
         assert size < 0.02 * trace.inflated_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from dataclasses import replace
 from functools import cache
 
@@ -10,7 +11,8 @@ import pytest
 from support.traces.recordings import DATA, H200
 
 from debubble.errors import Code, Touch
-from debubble.trace.columns import KernelKind, RankTrace, peak_memory
+from debubble.trace.columns import KernelKind, Operation, RankTrace, peak_memory
+from debubble.trace.engine import GivenEngine
 from debubble.trace.kineto import read_kineto
 from debubble.trace.laws import hold_to_laws
 from debubble.trace.run import find_run, read_run
@@ -199,3 +201,17 @@ def test_steps_of_one_number_are_left_out():
     on_host = kept.annotations.stream < 0
     assert not (np.isin(kept.annotations.name, marks) & on_host).any()
     assert "one number" in kept.gaps[0].message
+
+
+@pytest.mark.parametrize(("share", "missing"), [(0.6, (1,)), (0.8, (1,)), (0.95, ())])
+def test_a_rank_whose_file_ends_before_its_messages_is_missing(tmp_path, share, missing):
+    for rank in range(3):
+        text = gzip.decompress((H200 / "1f1b_p3_m7" / f"rank{rank}.json.gz").read_bytes())
+        torn = text[: int(share * len(text))] if rank == 1 else text
+        (tmp_path / f"rank{rank}.json").write_bytes(torn)
+    run = read_run(find_run([str(tmp_path)]), engine=GivenEngine(executor=None))
+    assert run.missing_ranks == missing
+    assert Code.TRUNCATED in {gap.code for gap in run.gaps}
+    for trace in run.ranks:
+        sent = np.isin(trace.operators.operation, (Operation.SEND, Operation.RECEIVE))
+        assert (trace.operators.kernel[sent] >= 0).all()

@@ -8,8 +8,8 @@ import pytest
 from support.traces.recordings import H200
 
 from debubble.errors import Code, DebubbleError
-from debubble.trace.format import SCHEMA, is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.run import find_run
+from debubble.trace.sidecar import SCHEMA, is_sidecar, read_sidecar, sidecar_of
 
 WHOLE = {
     "schema": SCHEMA,

@@ -94,7 +94,7 @@ def test_a_run_that_fails_is_a_result_and_not_tried_again(tmp_path, does, kind):
 
 @pytest.mark.slow
 def test_a_run_that_hangs_is_stopped_with_all_it_started(tmp_path):
-    tuned = tune(bench_of(tmp_path, "--do", "hang", "--at", "16"), runs=2, timeout_s=5.0)
+    tuned = tune(bench_of(tmp_path, "--do", "hang", "--at", "16"), runs=2, timeout_s=1.0)
     assert kinds(tuned) == [Kind.MEASURED, Kind.HUNG]
 
 
@@ -103,7 +103,7 @@ def test_a_command_that_ignores_its_split_is_told_so_and_tuned_by_the_rest(tmp_p
     tuned = tune(bench_of(tmp_path, "--do", "ignore-split"), runs=4)
     assert tuned.standing.ignored_knobs == {"split"}
     ignored = next(run for run in tuned.standing.runs if run.outcome.ignored)
-    assert "measured split did not change" in ignored.outcome.message
+    assert "was asked for, and 3,3,3,7 ran" in ignored.outcome.message
     assert (tuned.winner.split, tuned.winner.microbatches) == ((3, 3, 3, 7), 16)
 
 
@@ -142,12 +142,12 @@ def test_a_budget_of_runs_is_kept_to_and_more_of_it_goes_on_from_there(tmp_path)
     tuned = tune(bench, runs=3)
     assert len(runs_of(bench)) == len(tuned.standing.runs) == 3
     # Of three runs two are owed to the first setting: what was tried must be held against it.
-    assert [run.why for run in tuned.standing.runs] == ["as it is", "try", "confirm"]
+    assert [run.why for run in tuned.standing.runs] == ["unchanged", "try", "confirm"]
 
 
 @pytest.mark.slow
 def test_a_memory_limit_is_never_exceeded_by_the_winner(tmp_path):
-    now = ("schedule=gpipe", "split=3,3,3,7", "microbatches=4")
+    now = ("schedule=gpipe", "split=4,4,4,4", "microbatches=4")
     bench = bench_of(tmp_path, now=now, words=(*PLACEHOLDERS, "--schedule", "{schedule}"))
     limit = int(4.8 * GIB)  # of gpipe 8 microbatches fit into it, and 16 do not
     tuned = tune(bench, schedules=frozenset({"gpipe"}), limit_bytes=limit)

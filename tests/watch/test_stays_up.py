@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 from support.processes import wait_until
-from support.services.hostile_engine import ANSWERS, hostile_engine
+from support.services.hostile_engine import hostile_engine
 from support.services.watch_service import Watching, place_capture, write_config
 
 pytestmark = pytest.mark.slow
 
 GOOD = 3
-# Those that pass for an answer, if with figures that are none.
-ANSWERED = {"a bound of 1e308", "counts below nothing", "figures beyond all", "no UTF-8",
-            "cut in its headers", "a length that is no number"}  # fmt: skip
+# What any of them does to whoever asks, tests/capture/test_fetch.py tells: here are two that answer
+# nothing, and two whose figures are none.
+UNANSWERED, ANSWERED = ("not HTTP", "cut in its body"), ("figures beyond all", "no UTF-8")
 
 
 def folder_source(name, folder, *, more=""):
@@ -32,7 +32,7 @@ def folder_source(name, folder, *, more=""):
 
 
 def engine_source(number, folder, url):
-    more = f'server = "{url}"\nkind = "vllm"\nevery = "2s"\nseconds = "10ms"\n'
+    more = f'server = "{url}"\nkind = "vllm"\nevery = "500ms"\nseconds = "10ms"\naround = "0s"\n'
     return folder_source(f"engine{number}", folder / f"engine{number}", more=more)
 
 
@@ -76,24 +76,24 @@ def stored(folder, source="train"):
 
 
 def test_engines_that_answer_badly_end_nobody_and_are_named(tmp_path):
+    answers = (*UNANSWERED, *ANSWERED)
     with contextlib.ExitStack() as engines:
-        lent = [engines.enter_context(hostile_engine(answer)) for answer in ANSWERS]
+        lent = [engines.enter_context(hostile_engine(answer)) for answer in answers]
         sources = folder_source("train", tmp_path / "traces")
         for number, one in enumerate(lent):
             sources += engine_source(number, tmp_path, one.url)
         with Watching(write_config(tmp_path, sources=sources)) as watch:
             for number in range(GOOD):
                 place_capture(tmp_path, f"c{number}")
-            for number, answer in enumerate(ANSWERS):
+            for number, answer in enumerate(answers):
                 event = "capturing" if answer in ANSWERED else "not_captured"
                 watch.wait_for(event, source=f"engine{number}", count=2)
             watch.wait_for("analysed", count=GOOD, source="train")
             shown = {
                 one["name"]: one["troubles"] for one in watch.data("/api/pipelines")["pipelines"]
             }
-            named = {f"engine{number}" for number, one in enumerate(ANSWERS) if one not in ANSWERED}
-            assert len(named) == len(ANSWERS) - len(ANSWERED)
-            assert {name for name, troubles in shown.items() if troubles} == named
+            assert {name for name, troubles in shown.items() if troubles} >= {"engine0", "engine1"}
+            assert not shown["train"]
             metrics = watch.ask("/metrics")[2]
             assert 'debubble_source_up{pipeline="train"} 1.0' in metrics
             assert 'debubble_source_up{pipeline="engine0"} 0.0' in metrics
@@ -161,7 +161,7 @@ def test_a_stop_ends_an_analysis_that_takes_long_and_the_next_service_begins_it_
     """Workers are frozen: their analysis would take for ever."""
     config = write_config(tmp_path)
     place_capture(tmp_path, "first")
-    with Watching(config) as watch:
+    with Watching(config, _GRACE_S=0.5) as watch:
         for pid in wait_until(lambda: workers_of(watch.process.pid)):
             os.kill(pid, signal.SIGSTOP)
         assert watch.stop() == 0

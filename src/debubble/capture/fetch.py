@@ -106,44 +106,22 @@ def _ask_once(asked: Request, url: str, until: float) -> tuple[Reply, str | None
     if scheme not in _PORTS or host is None or port is None:
         raise ValueError("this is no address of a server")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    with contextlib.closing(_connect(scheme, host, port, until)) as sock:
-        connection = http.client.HTTPConnection(host, port)
-        connection.sock = sock
-        connection.response_class = lambda *words, **named: _Response(until, *words, **named)  # type: ignore[assignment]
-        headers = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **asked.headers}
+    headers = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **asked.headers}
+    sock = socket.create_connection((host, port), _left(until))
+    if scheme == "https":
+        sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+    connection = http.client.HTTPConnection(host, port)
+    with contextlib.closing(sock):
+        connection.sock = _UntilDeadline(sock, until)
         connection.request(asked.method, path, body=asked.body, headers=headers)
-        response = connection.getresponse()
-        try:
+        with connection.getresponse() as response:
             body = response.read(asked.most_bytes + 1)
-            if response.length and len(body) <= asked.most_bytes:
-                raise http.client.IncompleteRead(body, response.length)
             if len(body) > asked.most_bytes:
                 raise ValueError(f"its answer is longer than {asked.most_bytes} bytes")
+            if response.length:
+                raise http.client.IncompleteRead(body, response.length)
             reply = Reply(status=response.status, reason=_short(response.reason), body=body)
             return reply, response.getheader("Location")
-        finally:
-            response.close()
-            connection.close()
-
-
-def _connect(scheme: str, host: str, port: int, until: float) -> socket.socket:
-    """Connect to the first of a host's addresses that takes it, all of them within the time."""
-    failed: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM
-    ):
-        sock = socket.socket(family, kind, protocol)
-        try:
-            sock.settimeout(_left(until))
-            sock.connect(address)
-            if scheme == "https":
-                return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-        except OSError as error:
-            failed = error
-            sock.close()
-        else:
-            return sock
-    raise failed or OSError("its name has no address")
 
 
 def _left(until: float) -> float:
@@ -153,26 +131,25 @@ def _left(until: float) -> float:
     return left
 
 
-class _Response(http.client.HTTPResponse):
-    """An answer whose reading has a deadline as a whole, not each piece of it."""
-
-    def __init__(self, until: float, sock: socket.socket, method: str | None = None) -> None:
-        super().__init__(sock, method=method)
-        self._of_socket = self.fp  # closed with the answer: it keeps the socket open
-        self.fp = io.BufferedReader(_UntilDeadline(sock, until))
-
-    def close(self) -> None:
-        super().close()
-        self._of_socket.close()
-
-
 class _UntilDeadline(io.RawIOBase):
-    """A socket's bytes."""
+    """A socket, as http.client uses one, with a deadline for all that is sent and read.
+
+    It stays open: http.client closes it before the answer's body is read.
+    """
 
     def __init__(self, sock: socket.socket, until: float) -> None:
         self._socket = sock
         self._until = until
         self._began = False
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        """Return what answers are read from."""
+        return io.BufferedReader(_UntilDeadline(self._socket, self._until))
+
+    def sendall(self, data: bytes) -> None:
+        """Send a request."""
+        self._socket.settimeout(_left(self._until))
+        self._socket.sendall(data)
 
     def readable(self) -> bool:
         return True

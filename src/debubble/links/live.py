@@ -30,6 +30,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import msgspec
+
 from debubble.errors import LinkTestError, LogError, MissingExtra, UsageError
 from debubble.links.hop_times import (
     SLOW_FOR_ITS_CLASS,
@@ -176,45 +178,16 @@ def is_measured(data: Any) -> bool:
     return isinstance(data, dict) and data.get("schema") == SCHEMA
 
 
-def read_measured(data: dict[str, Any], file: str) -> HopTestResult:
+def read_measured(data: Any, file: str) -> HopTestResult:
     """Read a test."""
     try:
-        return HopTestResult(
-            backend=str(data["backend"]),
-            job_bytes=None if data["job_bytes"] is None else int(data["job_bytes"]),
-            places=tuple(
-                RankSite(rank=int(row["rank"]), host=str(row["host"]), device=str(row["device"]))
-                for row in data["places"]
-            ),
-            rungs=tuple(map(_rung, data["rungs"])),
-            second=tuple(map(_rung, data["second"])),
-        )
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        return msgspec.convert(data, HopTestResult)
+    except (msgspec.ValidationError, OverflowError) as error:
         raise LogError(
-            f"a hop test that is damaged ({type(error).__name__}: {error})",
+            f"a hop test that is damaged ({error})",
             hint="run it again: torchrun … -m debubble.links",
             file=file,
         ) from error
-
-
-def _rung(row: dict[str, Any]) -> Rung:
-    return Rung(
-        source=int(row["source"]),
-        destination=int(row["destination"]),
-        size_bytes=int(row["size_bytes"]),
-        one_way=_times(row["one_way"]),
-        both_ways=None if row["both_ways"] is None else _times(row["both_ways"]),
-    )
-
-
-def _times(row: dict[str, Any]) -> Times:
-    return Times(
-        alone_s=float(row.get("alone_s", row["quick_s"])),
-        quick_s=float(row["quick_s"]),
-        median_s=float(row["median_s"]),
-        p95_s=float(row["p95_s"]),
-        n=int(row["n"]),
-    )
 
 
 def judge_measured(

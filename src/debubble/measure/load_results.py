@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from debubble.errors import UsageError
-from debubble.measure.measurement import Environment, Measurement, ServerSamples
+from debubble.measure.measurement import Measurement, ServerSamples
 from debubble.timeline.job import Basis
 from debubble.units import counted
 
@@ -304,17 +304,7 @@ def measure_load(result: LoadResult) -> Measurement:
         )
     return Measurement(
         kind="serving",
-        ranks=(),
-        stages=0,
-        microbatches=None,
-        schedule=None,
-        split=None,
-        message_bytes=None,
-        tokens=None,
-        samples=(),
         traced=Basis.UNPROFILED,
-        memory=(),
-        environment=Environment(),
         served=ServerSamples(
             load=result.load,
             open_loop=result.rate is not None,

@@ -93,19 +93,19 @@ class Measurement:
 
     kind: str
     """training, forward, stream; serving, where users were asked and no rank."""
-    ranks: tuple[int, ...]
-    stages: int
-    microbatches: int | None
-    schedule: str | None
-    split: tuple[int, ...] | None
+    ranks: tuple[int, ...] = ()
+    stages: int = 0
+    microbatches: int | None = None
+    schedule: str | None = None
+    split: tuple[int, ...] | None = None
     """Layers of each stage."""
-    message_bytes: int | None
+    message_bytes: int | None = None
     """The largest message from stage to stage: it grows with the tokens of a microbatch."""
-    tokens: int | None
+    tokens: int | None = None
     """Of a microbatch, where somebody said so: no trace tells."""
-    samples: tuple[StepSample, ...]
-    memory: tuple[RankMemory, ...]
-    environment: Environment
+    samples: tuple[StepSample, ...] = ()
+    memory: tuple[RankMemory, ...] = ()
+    environment: Environment = Environment()
     traced: Basis = Basis.PROFILED
     """On which basis the samples are."""
     unprofiled_s: tuple[tuple[int | None, float], ...] = ()

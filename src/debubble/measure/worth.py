@@ -14,7 +14,7 @@ import msgspec
 
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import ranks_a_device
-from debubble.trace.format import Sidecar
+from debubble.trace.sidecar import Sidecar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.bubble import StreamFigures, common_span
+from debubble.timeline.bubble import StreamFigures
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import I64, Flags, PassKind, RankTimeline, Timeline, rows_by_hop
+from debubble.timeline.model import (
+    I64,
+    Columns,
+    Flags,
+    PassKind,
+    RankTimeline,
+    Timeline,
+    rows_by_hop,
+)
 from debubble.timeline.turns import Phase
 from debubble.timeline.work import Work, find_work
 from debubble.trace.columns import Operation, RankTrace
@@ -46,15 +54,14 @@ _MISSES_DECODE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
+class Batches(Columns):
     """The batches of one pipeline, in the order they entered: a row each, a column a stage.
 
     Moments are on the pipeline's clock; `UNSEEN` where the capture does not show them.
     """
 
     ranks: tuple[RankTimeline, ...]
-    span: tuple[int, int]
-    """In which every rank was captured."""
+    stream: StreamFigures
     turn: I64
     """When the scheduler's turn reached the first host, where labels tell it; of each batch."""
     issued: I64
@@ -83,21 +90,24 @@ class Batches:
     phase: I64
     labelled: bool
     """Names in the traces told the phases, not sizes."""
-    in_flight: int | None
-    """How many the driver keeps in flight; None where it keeps to no number."""
-    at_entry: int | None
-    """How many are on the devices when one enters: fewer than it may where the first stage sets the
-    pace, or where others wait in the host of the first stage."""
-    empty_turns: float
-    """The share of the scheduler's turns that had no request."""
-    in_flight_sure: bool
-    """Else captures do not show which batch of one rank is which of the next, and `in_flight` goes
-    with how they are paired: what waits for what is the same a batch earlier or later."""
-    first_sets_pace: bool
-    """The first stage does: the driver may allow more than are ever in flight."""
 
-    def __len__(self) -> int:
-        return len(self.start)
+    @property
+    def span(self) -> tuple[int, int]:
+        """In which every rank was captured."""
+        return self.stream.start_ns, self.stream.end_ns
+
+    @property
+    def in_flight(self) -> int | None:
+        """How many the driver keeps in flight; None where it keeps to no number."""
+        return self.stream.kept
+
+    @property
+    def at_entry(self) -> int:
+        """How many are on the devices when one enters: fewer than it may where the first stage sets
+        the pace, or where others wait in the host of the first stage.
+        """  # noqa: D205 (one sentence)
+        labelled = self.stream.turns_out is not None
+        return self.stream.on_device if labelled else self.stream.usual_in_flight
 
     @property
     def stages(self) -> int:
@@ -110,6 +120,11 @@ class Batches:
         return np.where(self.turn != UNSEEN, self.turn, self.start[:, 0])
 
     @property
+    def with_prompts(self) -> Flags:
+        """Batches that hold chunks of prompts."""
+        return np.isin(self.phase, (Phase.MIXED, Phase.PREFILL))
+
+    @property
     def requests(self) -> int:
         """How many requests decode at once: those of as many batches as take turns."""
         rows = self.rows[self.rows > 0]
@@ -119,7 +134,7 @@ class Batches:
     @property
     def starved(self) -> bool:
         """Whether turns have no request because there are fewer of them than stages."""
-        return self.empty_turns > 0 and self.turn_known and self.requests < self.stages
+        return self.stream.empty_turns > 0 and self.turn_known and self.requests < self.stages
 
     @property
     def groups(self) -> int | None:
@@ -130,7 +145,7 @@ class Batches:
             return self.in_flight
         most = min(self.in_flight, len(self) // 2)
         periods = {self.stages, self.stages + 1, self.in_flight} - {0}
-        rounds = {max(1, round(turns * (1 - self.empty_turns))) for turns in periods}
+        rounds = {max(1, round(turns * (1 - self.stream.empty_turns))) for turns in periods}
         apart = {
             count: float(np.abs(self.tokens[count:] - self.tokens[:-count]).mean())
             for count in sorted(rounds)
@@ -155,7 +170,7 @@ class Batches:
         """Whether requests come and end together: prompts lie in one batch after the other, and
         rounds without any are all the same.
         """  # noqa: D205 (one sentence)
-        prompts = (self.phase == Phase.MIXED) | (self.phase == Phase.PREFILL)
+        prompts = self.with_prompts
         if not prompts.any():
             return bool(self.round)
         return 2 * int((prompts[1:] & prompts[:-1]).sum()) >= int(prompts.sum())
@@ -163,7 +178,7 @@ class Batches:
     @property
     def held_back(self) -> bool:
         """Whether the scheduler keeps more under way than the devices: the rest waits in hosts."""
-        return self.turn_known and (self.at_entry or 0) < (self.in_flight or 0)
+        return self.turn_known and self.at_entry < (self.in_flight or 0)
 
     @property
     def turn_known(self) -> bool:
@@ -186,82 +201,56 @@ class Batches:
         """Return how long each pass took; -1 where it is not seen."""
         return np.where(self.start != UNSEEN, self.end - self.start, UNSEEN)
 
-    def slot(self, batch: int) -> int | None:
-        """Return which of the batches in flight it follows in turn; None without such a number."""
-        return None if not self.in_flight else batch % self.in_flight
-
 
 def find_batches(
     timeline: Timeline, pipeline: PipelineFigures, traces: Sequence[RankTrace]
 ) -> Batches | None:
     """Follow each batch of a stream; None where passes are not forward ones, one stage a rank."""
-    ranks = timeline.ranks_of(pipeline.pipeline)
-    span = common_span(ranks)
+    ranks, stream = timeline.ranks_of(pipeline.pipeline), pipeline.stream
     names = [rank.rank for rank in ranks]
     passes = timeline.passes.where(np.isin(timeline.passes.rank, names))
     alone = all(len(rank.stages) == 1 for rank in ranks)
-    if span is None or not alone or (passes.kind != PassKind.F).any() or pipeline.absent:
+    if stream is None or not alone or (passes.kind != PassKind.F).any() or pipeline.absent:
         return None
-    keys = sorted(set(zip(passes.step.tolist(), passes.microbatch.tolist(), strict=True)))
-    row_of = {key: row for row, key in enumerate(keys)}
-    place_of = {rank: place for place, rank in enumerate(names)}
-    rows = [
-        row_of[key] for key in zip(passes.step.tolist(), passes.microbatch.tolist(), strict=True)
-    ]
-    places = [place_of[rank] for rank in passes.rank.tolist()]
-    shape = (len(keys), len(ranks))
+    keys, rows = np.unique(np.stack((passes.step, passes.microbatch)), axis=1, return_inverse=True)
+    places = np.array([names.index(rank) for rank in passes.rank.tolist()])
 
     def table(column: I64) -> I64:
-        found = np.full(shape, UNSEEN, dtype=np.int64)
-        found[rows, places] = column
-        return found
+        filled = np.full((keys.shape[1], len(ranks)), UNSEEN, dtype=np.int64)
+        filled[rows.reshape(-1), places] = column
+        return filled
 
-    start, end = table(passes.start_ns), table(passes.end_ns)
+    start, end, issued = (table(c) for c in (passes.start_ns, passes.end_ns, passes.issued_ns))
+    busy = table(passes.busy_ns)
     messages, size = _ways(timeline, names, start)
     by_rank = {trace.rank: trace for trace in traces}
     mine = [by_rank[name] for name in names] if all(name in by_rank for name in names) else []
-    issued = table(passes.issued_ns)
-    told = _told(ranks, [batch for _, batch in keys])
-    if told is not None:
-        phase, tokens, prompts, decoding, turn = told
-        tokens = tokens if (tokens > 0).any() else _tokens(mine, size)[0]
-        padded = _padded(tokens, size)
-    else:
-        padded, whole = _tokens(mine, size)
-        tokens, turn = padded, np.full(len(keys), UNSEEN, dtype=np.int64)
-        prompts = turn
+    told, shaped = _read_labels(ranks, keys[1]), _tokens(mine, size)
+    labelled = bool((told["phase"] != Phase.UNKNOWN).any())
+    if not labelled:
         launches, alike = _launches(mine, ranks, issued, end)
-        phase = _phases(tokens if whole else size, launches, alike)
-        phase = _as_their_like(phase, table(passes.busy_ns))
-        decoding = np.where(phase == Phase.DECODE, tokens, -1)
-    stream = pipeline.stream
+        phase = _phases(size if shaped is None else shaped, launches, alike)
+        told["phase"] = _as_their_like(phase, busy)
+    decodes = told["phase"] == Phase.DECODE
+    if not (told["tokens"] > 0).any():  # labels without tokens, or none: what decodes has one each
+        told["tokens"] = np.where(decodes, told["rows"], UNSEEN) if shaped is None else shaped
+    if not labelled:
+        rows_known = (told["rows"] >= 0).any()
+        told["rows"] = np.where(decodes, told["rows" if rows_known else "tokens"], UNSEEN)
+    padded = _padded(told["tokens"], size) if shaped is None else shaped
+    told["tokens"] = np.where(told["tokens"] > 0, told["tokens"], padded)
     return Batches(
         ranks=ranks,
-        span=span,
-        turn=turn,
+        stream=stream,
         issued=issued,
         start=start,
         end=end,
-        busy=table(passes.busy_ns),
+        busy=busy,
         **messages,
-        tokens=tokens,
+        **told,
         padded=padded,
-        prompts=prompts,
-        rows=decoding,
-        phase=phase,
-        labelled=told is not None,
-        in_flight=stream.kept if stream else None,
-        at_entry=_at_entry(stream),
-        empty_turns=stream.empty_turns if stream else 0.0,
-        in_flight_sure=bool(stream and stream.sure),
-        first_sets_pace=bool(stream and stream.first_sets_pace),
+        labelled=labelled,
     )
-
-
-def _at_entry(stream: StreamFigures | None) -> int | None:
-    if stream is None:
-        return None
-    return stream.usual_in_flight if stream.turns_out is None else stream.on_device
 
 
 def _ways(timeline: Timeline, names: list[int], start: I64) -> tuple[dict[str, I64], I64]:
@@ -294,29 +283,20 @@ def _ways(timeline: Timeline, names: list[int], start: I64) -> tuple[dict[str, I
     return found, size
 
 
-def _told(
-    ranks: Sequence[RankTimeline], numbers: Sequence[int]
-) -> tuple[I64, I64, I64, I64, I64] | None:
-    """Return what labels tell of each batch: phase, tokens, prompts, rows of decode, its turn."""
-    columns = tuple(np.full(len(numbers), UNSEEN, dtype=np.int64) for _ in range(5))
-    columns[0][:] = Phase.UNKNOWN
-    row_of = {number: row for row, number in enumerate(numbers)}
-    labelled = False
-    for rank in reversed(ranks):  # those of the first stage count first
-        turns = rank.turns
-        if turns is None:
-            continue
-        labelled = True
-        for turn in np.flatnonzero(~turns.empty).tolist():
-            row = row_of.get(int(turns.number[turn]))
-            if row is not None:
-                told = (turns.phase, turns.tokens, turns.prompts, turns.rows)
-                for column, values in zip(columns, told, strict=False):
-                    column[row] = values[turn]
-                columns[4][row] = turns.begin_ns[turn] if rank is ranks[0] else UNSEEN
-    if not labelled:
-        return None
-    return columns[0], columns[1], columns[2], columns[3], columns[4]
+_TOLD = ("phase", "tokens", "prompts", "rows", "turn")
+
+
+def _read_labels(ranks: Sequence[RankTimeline], numbers: I64) -> dict[str, I64]:
+    """Return what labels tell of each batch, and when its turn came; of the first stage first."""
+    told = {name: np.full(len(numbers), UNSEEN, dtype=np.int64) for name in _TOLD}
+    told["phase"][:] = Phase.UNKNOWN
+    for rank in reversed(ranks):
+        if rank.turns is not None:
+            _, row, turn = np.intersect1d(numbers, rank.turns.number, return_indices=True)
+            for name in _TOLD[:-1]:
+                told[name][row] = getattr(rank.turns, name)[turn]
+            told["turn"][row] = rank.turns.begin_ns[turn] if rank is ranks[0] else UNSEEN
+    return told
 
 
 def _padded(tokens: I64, size: I64) -> I64:
@@ -334,8 +314,11 @@ def _padded(tokens: I64, size: I64) -> I64:
     return np.where(size > 0, size * share // common, UNSEEN) if share else tokens
 
 
-def _tokens(traces: Sequence[RankTrace], size: I64) -> tuple[I64, bool]:
-    """Return the tokens of each batch, by the shape of its activations: the last is their width."""
+def _tokens(traces: Sequence[RankTrace], size: I64) -> I64 | None:
+    """Return the tokens of each batch, by the shape of its activations: the last is their width.
+
+    None where shapes do not tell.
+    """
     for trace in traces:
         operators = trace.operators
         sends = (operators.operation == Operation.SEND) & (operators.shape >= 0)
@@ -346,8 +329,8 @@ def _tokens(traces: Sequence[RankTrace], size: I64) -> tuple[I64, bool]:
                 width = operators.message_bytes[row] // max(operators.elements[row], 1)
                 unit = int(dimensions[-1]) * int(width)
                 if unit > 0:
-                    return np.where(size > 0, size // unit, -1), True
-    return np.full(len(size), -1, dtype=np.int64), False
+                    return np.where(size > 0, size // unit, UNSEEN)
+    return None
 
 
 def pass_rows(work: Work, offset_ns: int, issued: int, end: int) -> I64:

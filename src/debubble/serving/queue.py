@@ -134,7 +134,7 @@ def measure_queue(batches: Batches) -> Queue | None:
     slots = batches.at_entry if batches.held_back else batches.in_flight
     seen = batches.at_entry
     if slots is not None and seen is not None and max(slots, seen) < len(rows):
-        if batches.first_sets_pace:  # how many it would let in does not show
+        if batches.stream.first_sets_pace:  # how many it would let in does not show
             slots = min(max(slots, stages), len(rows) - 1)
         ahead[slots:] = start[slots:, 0] < end[:-slots, -1]
         since = start[seen:, 0] - end[:-seen, -1]

@@ -174,6 +174,8 @@ class StreamFigures(Span):
     may_be: tuple[int, int | None]
     """How many may be usual, from and to (None: any number): captures may not show which batch of
     one rank is which of the next."""
+    hosts_hide_more: bool
+    """A broadcast of sampled tokens holds batches up, and no label tells how many wait for it."""
     on_device: int
     """How many are on the devices when the first stage begins one: the others wait in its host."""
     empty_turns: float
@@ -261,6 +263,9 @@ def measure_stream(
     captured = (ranks[0].rank, ranks[-1].rank)
     steady = kept and captured == (ranks[0].members[0], ranks[0].members[-1])
     fewer, more = timeline.unsure.get(pipeline, (0, 0))
+    # What waits in hosts for the broadcast of sampled tokens, labels tell alone.
+    hidden = turns is None and any(len(rank.meetings) for rank in ranks)
+    more = None if hidden else more
     may_be = (max(usual - fewer, 1), None if more is None else usual + more)
     if stated is not None:
         seen = max(at_entry.values(), default=usual) - fewer
@@ -278,6 +283,7 @@ def measure_stream(
         steady=steady,
         stated=stated,
         may_be=may_be,
+        hosts_hide_more=hidden,
         first_sets_pace=steady and paced and stated is None,
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(

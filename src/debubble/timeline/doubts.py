@@ -12,9 +12,8 @@ from debubble.timeline.model import PassKind
 from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord
 from debubble.trace.columns import Operation, RankTrace
+from debubble.trace.communication import SENDS_BY_KERNELS
 
-# Libraries that send by kernels of the device.
-_BY_KERNELS = frozenset({"nccl", "cuda:nccl", "rccl"})
 # As torch, its compiler, cuDNN and libraries of attention call kernels of backward passes.
 _BACKWARD = re.compile(r"backward|_bwd|bprop|[dw]grad", re.IGNORECASE)
 
@@ -34,7 +33,7 @@ def doubt_messages(traces: Sequence[RankTrace]) -> list[Gap]:
             only=frozenset({Touch.MESSAGES}),
         )
         for trace in traces
-        if len(trace.kernels) and trace.header.backend in _BY_KERNELS and _lost_all(trace)
+        if len(trace.kernels) and trace.header.backend in SENDS_BY_KERNELS and _lost_all(trace)
     ]
 
 

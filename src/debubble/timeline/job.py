@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from debubble.errors import Code, Gap
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import FEWEST_STEPS, MemoryFigures, Timeline
-from debubble.trace.format import Sidecar, StepTimes
+from debubble.trace.sidecar import Sidecar, StepTimes
 from debubble.units import NS_PER_S
 
 _Value = TypeVar("_Value")

@@ -33,6 +33,8 @@ from debubble.timeline.work import host_ranges
 from debubble.trace.columns import RankTrace
 
 _LABEL = re.compile(r"execute_context_(\d{1,7})\((\d{1,7})\)_generation_(\d{1,7})\((\d{1,7})\)")
+# What older versions write: requests without their tokens.
+_COUNTS = re.compile(r"execute_(?:new|context)_(\d{1,7})_(?:cached|generation)_(\d{1,7})")
 # SGLang's modes, where a range names one.
 _MODES = re.compile(r"\b(EXTEND|DECODE|MIXED|PREFILL)\b")
 # Tags of messages are compared, never read; a prime keeps most sizes of batches apart.
@@ -75,7 +77,8 @@ class Turns(Columns):
     @property
     def tokens(self) -> I64:
         """Of prompts and of answers; -1 where they are not told."""
-        return np.where(self.rows >= 0, self.prompt_tokens + self.rows, UNKNOWN)
+        told = (self.rows >= 0) & (self.prompt_tokens >= 0)
+        return np.where(told, self.prompt_tokens + self.rows, UNKNOWN)
 
     @property
     def empty(self) -> Flags:
@@ -97,7 +100,8 @@ class Turns(Columns):
     def tags(self, issued_ns: I64, is_send: Flags) -> I32:
         """Return what a message's batch is told by on all ranks alike; -1 of no batch."""
         batch = np.where(is_send, self.under_way(issued_ns), self.following(issued_ns))
-        size = self.prompt_tokens[~self.empty] * _PRIME + self.tokens[~self.empty]
+        size = (self.prompts * _PRIME + self.prompt_tokens) * _PRIME + self.rows
+        size = size[~self.empty]
         tag = np.append(size % _MOST_TAG, UNKNOWN)[batch]
         return tag.astype(np.int32)
 
@@ -112,7 +116,7 @@ def find_turns(trace: RankTrace) -> Turns | None:
         return None
     told = np.array([labels[name] for name in annotations.name[rows].tolist()], dtype=np.int64)
     phase, prompts, prompt_tokens, decoded = told.T
-    empty = (prompt_tokens == 0) & (decoded == 0)
+    empty = (prompts == 0) & (decoded == 0)
     return Turns(
         begin_ns=annotations.start_ns[rows],
         end_ns=annotations.start_ns[rows] + annotations.duration_ns[rows],
@@ -121,7 +125,7 @@ def find_turns(trace: RankTrace) -> Turns | None:
         rows=decoded,
         phase=phase,
         number=np.where(empty, UNKNOWN, np.cumsum(~empty) - 1),
-        engine="vllm" if any(_LABEL.search(name) for name in trace.names) else "sglang",
+        engine="sglang" if (prompts < 0).all() else "vllm",
     )
 
 
@@ -133,6 +137,9 @@ def _read_label(name: str) -> tuple[Phase, int, int, int] | None:
         if tokens and decoded:
             return Phase.MIXED, prompts, tokens, decoded
         return (Phase.PREFILL if tokens else Phase.DECODE), prompts, tokens, decoded
+    counts = _COUNTS.search(name)
+    if counts:  # a request that is not new may still be in its prompt
+        return Phase.UNKNOWN, int(counts[1]), UNKNOWN, int(counts[2])
     mode = _MODES.search(name)
     if mode is None:
         return None

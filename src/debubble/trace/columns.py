@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap
+from debubble.trace.sidecar import Sidecar
 from debubble.units import NS_PER_S
 
 I64 = NDArray[np.int64]
@@ -73,9 +74,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def bytes(self) -> int:
-        """Return the memory that the columns take."""
-        return sum(getattr(self, column.name).nbytes for column in fields(self))
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """Return some of the rows."""
+        return replace(self, **{c.name: getattr(self, c.name)[rows] for c in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,25 +235,31 @@ class RankTrace:
     inflated_bytes: int
     rank: int | None = None
     """From the header, else the file name; None until one of them told."""
-    gaps: tuple[Gap, ...] = field(default=())
+    gaps: tuple[Gap, ...] = ()
+    sidecar: Sidecar | None = None
+    """What the job said of itself beside the trace."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All tables, for counting."""
-        return (
-            self.kernels,
-            self.launches,
-            self.operators,
-            self.annotations,
-            self.memory,
-            self.cpu_operators,
-        )
+        """All tables."""
+        return tuple(getattr(self, name) for name in TABLES)
 
     def kept_bytes(self) -> int:
         """Return the memory that all columns take."""
-        return sum(table.bytes() for table in self.tables)
+        columns = [
+            getattr(table, name) for table in self.tables for name in column_types(type(table))
+        ]
+        return sum(column.nbytes for column in columns)
 
 
+TABLES: dict[str, type[Table]] = {
+    "kernels": Kernels,
+    "launches": Launches,
+    "operators": Operators,
+    "annotations": Annotations,
+    "memory": Memory,
+    "cpu_operators": CpuOperators,
+}
 _COLUMN_TYPES: dict[str, type[np.integer[Any]]] = {
     "I64": np.int64,
     "I32": np.int32,
@@ -455,7 +462,8 @@ class OpTable:
     inflated_bytes: int
     hosts: tuple[tuple[int, str], ...] = ()
     """Of ranks whose host the table names."""
-    gaps: tuple[Gap, ...] = field(default=())
+    gaps: tuple[Gap, ...] = ()
+    sidecar: Sidecar | None = None
 
     def __len__(self) -> int:
         return len(self.step)

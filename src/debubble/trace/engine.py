@@ -57,9 +57,9 @@ def map_files(  # noqa: PLR0913 (one argument a question)
         if executor is None:
             outcomes = _work_here(task, files, limits)
         else:
-            from debubble.trace.workers import Shift  # noqa: PLC0415 (slow to load)
+            from debubble.trace.workers import hand_out  # noqa: PLC0415 (slow to load)
 
-            outcomes = Shift(task, files, executor, limits).outcomes()
+            outcomes = hand_out(task, files, executor, limits)
         with closing(outcomes):
             for done, (number, outcome) in enumerate(outcomes, start=1):
                 if on_progress is not None:

@@ -14,7 +14,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +27,10 @@ from debubble.trace.columns import (
     KernelKind,
     Kernels,
     MemoryDevice,
+    Operation,
     RankTrace,
-    Table,
-    column_types,
 )
+from debubble.trace.communication import SENDS_BY_KERNELS
 from debubble.units import counted, show_duration
 
 Flags = NDArray[np.bool_]
@@ -47,6 +46,7 @@ _AGAIN = "record the rank again; if events were lost, record fewer steps"
 def hold_to_laws(trace: RankTrace) -> RankTrace:
     """Leave out what breaks a law; what was left out stands among the gaps of the trace."""
     laws: tuple[Callable[[RankTrace], tuple[RankTrace, Gap | None]], ...] = (
+        end_with_the_file,
         keep_launch_order,
         keep_what_was_waited_for,
         keep_sums_of_memory,
@@ -58,6 +58,33 @@ def hold_to_laws(trace: RankTrace) -> RankTrace:
         trace, gap = law(trace)
         gaps += [replace(gap, file=trace.file, rank=trace.rank)] if gap else []
     return replace(trace, gaps=tuple(gaps))
+
+
+def end_with_the_file(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
+    """Leave out all from the first message on whose kernel a file lost that ends early.
+
+    Where that is the first of all, no pass is known whole, and nothing of the device is kept.
+
+    operators    send 0    send 1    send 2          all of them: they stand first in a file
+    thread 1         ├ 0 ┤                           its calls and kernels, as far as the file goes
+    thread 2     (nothing)                           the threads after it are lost from the start
+                           ^ the rank is known up to here
+
+    That the file ends early is said already.
+    """
+    operators, kernels = trace.operators, trace.kernels
+    moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    lost = moves & (operators.kernel < 0)
+    torn = any(gap.code is Code.TRUNCATED for gap in trace.gaps)
+    if not torn or trace.header.backend not in SENDS_BY_KERNELS or not lost.any():
+        return trace, None
+    known_ns = operators.start_ns[lost].min()
+    called_ns = np.append(trace.launches.start_ns, UNKNOWN)[kernels.launch]
+    late = (kernels.launch >= 0) & (called_ns >= known_ns)
+    late |= not (moves & (operators.start_ns < known_ns)).any()
+    trace = _without_kernels(trace, late)
+    kept = trace.operators.take(operators.start_ns < known_ns)
+    return replace(trace, operators=kept), None
 
 
 def keep_launch_order(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
@@ -148,7 +175,7 @@ def keep_sums_of_memory(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
         wrong[rows] = (total > np.minimum(most, sizes.get(device) or most)) | apart
     if not wrong.any() or (memory.allocated_bytes < 0).all():
         return trace, None
-    kept = replace(trace, memory=_pick(memory, ~wrong))
+    kept = replace(trace, memory=memory.take(~wrong))
     on_device = memory.device_type == MemoryDevice.DEVICE
     highest = int(memory.allocated_bytes[on_device & ~wrong].max(initial=0))
     if int(memory.allocated_bytes[on_device].max()) <= highest:
@@ -184,7 +211,7 @@ def keep_steps_apart(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     which = ", ".join(map(str, np.unique(number[wrong]).tolist()[:4]))
     message = f"step {which} left out: marks of steps lie beside each other, or have one number"
     gap = Gap(code=Code.UNEVEN_STEPS, message=message, hint="call prof.step() once a step")
-    return replace(trace, annotations=_pick(ranges, kept)), gap
+    return replace(trace, annotations=ranges.take(kept)), gap
 
 
 def doubt_lost_events(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
@@ -321,7 +348,7 @@ def _broken(message: str, trace: RankTrace, left_out: Flags) -> Gap:
     """Say what was left out, and how long it can have run beside what was kept."""
     kernels = trace.kernels
     calls = kernels.launch[left_out]
-    kept = _pick(kernels, ~left_out)
+    kept = kernels.take(~left_out)
     moves_ns = _room_ns(kept, calls[~np.isin(calls, kept.launch)])
     talks = (kernels.kind[left_out] >= KernelKind.PEER).any()
     return Gap(
@@ -343,25 +370,16 @@ def _calls(trace: RankTrace, pattern: re.Pattern[str]) -> Flags:
     return named[trace.launches.name]
 
 
-TableType = TypeVar("TableType", bound=Table)
-
-
-def _pick(table: TableType, kept: Flags) -> TableType:
-    """Return some rows of a table."""
-    columns = {name: getattr(table, name)[kept] for name in column_types(type(table))}
-    return replace(table, **columns)
-
-
 def _without_kernels(trace: RankTrace, left_out: Flags) -> RankTrace:
     """Return the trace without some kernels and their launches; what they carried out has none."""
-    kernels, launches, operators = _pick(trace.kernels, ~left_out), trace.launches, trace.operators
+    kernels, launches, operators = trace.kernels.take(~left_out), trace.launches, trace.operators
     gone = np.setdiff1d(trace.kernels.launch[left_out], kernels.launch)
     called = ~np.isin(np.arange(len(launches)), gone)
     kernel, call = _renumbered(~left_out), _renumbered(called)
     return replace(
         trace,
         kernels=replace(kernels, launch=call[kernels.launch]),
-        launches=_pick(launches, called),
+        launches=launches.take(called),
         operators=replace(operators, kernel=kernel[operators.kernel]),
     )
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from debubble.errors import Code, Gap, RunNotFound, TraceError, as_gap
 from debubble.trace.captures import (
@@ -37,21 +38,21 @@ from debubble.trace.digest.content import (
     keep_digests,
     stamp_of,
 )
-from debubble.trace.engine import LOCAL, Engine, Progress, map_files, too_large
+from debubble.trace.engine import LOCAL, Engine, Progress, map_files
 from debubble.trace.format import (
     OTHER,
     OTHER_JSON,
     PICTURE,
     Reading,
-    Sidecar,
     TraceFile,
-    is_sidecar,
     rank_from_name,
-    read_sidecar,
 )
 from debubble.trace.laws import hold_to_laws
+from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
 from debubble.units import counted, show_first, show_ranks
+
+_Trace = TypeVar("_Trace", RankTrace, OpTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,21 +142,30 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
     Errors are returned, so that they come back from workers.
     """
     try:
-        reading = replace(FORMATS[known.format].read(known, limits), beside=known.named)
-        gaps: tuple[Gap, ...] = ()
+        reading = FORMATS[known.format].read(known, limits)
+        beside = read_sidecar(known.named)
+        traces = tuple(_with_sidecar(trace, *beside, known.rank) for trace in reading.traces)
+        table = reading.table and _with_sidecar(reading.table, *beside, None)
+        reading = replace(reading, traces=traces, table=table)
         if digests is not None and known.head is not None:
-            gaps = copy_digest(known.file, known.rank, digests, limits)
-        elif digests is not None:
-            gaps = keep_digests(known.file, reading, digests)
-        return replace(reading, traces=tuple(map(hold_to_laws, reading.traces)), gaps=gaps)
+            unwritten = copy_digest(known.file, known.rank, digests, limits)
+        else:
+            unwritten = keep_digests(known.file, reading, digests) if digests else ()
+        return replace(reading, traces=tuple(map(hold_to_laws, traces)), gaps=unwritten)
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
         if known.instead:
             return replace(_read_instead(known, limits, digests), error=error)
         return Reading(error=error)
-    except MemoryError:
-        return Reading(error=too_large(known))
+
+
+def _with_sidecar(
+    trace: _Trace, beside: Sidecar | None, wrong: Gap | None, rank: int | None
+) -> _Trace:
+    """Add what lies beside a trace, else what its digest kept; what is wrong with it is a gap."""
+    said = trace.gaps + ((replace(wrong, rank=rank),) if wrong else ())
+    return replace(trace, sidecar=beside or trace.sidecar, gaps=said)
 
 
 def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None) -> Reading:
@@ -174,10 +184,8 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
     gaps = [*found.gaps, *(_duplicate(rank, files) for rank, files in found.capture.duplicates)]
     ranks: list[RankTrace] = []
     tables: list[OpTable] = []
-    reading_of: dict[tuple[str, int | None], Reading] = {}
     for reading in readings:
         gaps += reading.gaps
-        reading_of.update({(trace.file, trace.rank): reading for trace in reading.traces})
         if reading.error:
             gaps.append(unreadable(reading.error))
         if reading.table is not None:
@@ -185,6 +193,7 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
         ranks += reading.traces
     ranks, more = _settle_ranks(ranks, rank)
     gaps += [gap for trace in ranks for gap in trace.gaps]
+    beside = [table.sidecar for table in tables if table.sidecar and not ranks]
     if len(tables) > 1:
         joined = join_op_tables(tables)
         if joined is None:
@@ -199,11 +208,9 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
         tables = [joined or tables[0]]
     gaps += [gap for table in tables for gap in table.gaps]
     gaps += more
-    sidecars, more = _read_sidecars(ranks, reading_of)
+    sidecars, more = _take_sidecars(ranks)
+    sidecars += [said for said in beside if said.rank is not None]
     gaps += more
-    if not ranks:
-        sidecars, more = _read_sidecars_of_tables(found)
-        gaps += more
     if not ranks and not tables:
         raise _nothing_found([found.capture.name], gaps, ())
     missing = missing_ranks(ranks)
@@ -225,7 +232,7 @@ def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = 
         world_size=max((trace.header.world_size or 0 for trace in ranks), default=0) or None,
         missing_ranks=missing,
         gaps=tuple(gaps),
-        sidecars=sidecars,
+        sidecars=tuple(sidecars),
     )
 
 
@@ -262,14 +269,9 @@ def warn_of_unread(places: Sequence[str], found: RunFiles) -> RunFiles:
     if len(places) < 2 or len(found.captures) < 2:
         return found
     read = _files_of(found.capture)
-    others = {
-        file
-        for capture in found.captures
-        if capture is not found.capture
-        for file in _files_of(capture)
-    }
-    below = {place: set(expand([place])[0]) for place in dict.fromkeys(places)}
-    unread = [place for place, files in below.items() if files & others and not files & read]
+    captured = set[str]().union(*map(_files_of, found.captures))
+    below = {place: set(expand([place])[0]) for place in places}
+    unread = [p for p, files in below.items() if files & captured and files.isdisjoint(read)]
     if not unread:
         return found
     warning = Gap(
@@ -298,7 +300,7 @@ def unreadable(error: TraceError) -> Gap:
 
 def named_like_a_trace(file: str) -> bool:
     """Tell a file that should be a trace by its name, whatever is in it."""
-    return any(known.may_name(file) for known in FORMATS.values())
+    return any(word in file.lower() for known in FORMATS.values() for word in known.in_names)
 
 
 def _recognise_all(
@@ -409,9 +411,9 @@ def _settle_ranks(
             gaps.append(
                 Gap(
                     code=Code.NO_RANK,
-                    message="the front end's trace, of no rank: left alone"
+                    message="the front end's trace, of no rank: ignored"
                     if front_end
-                    else "no rank: neither distributedInfo nor the file name tells it",
+                    else "rank unknown: neither distributedInfo nor the file name has it",
                     hint='start vLLM with "ignore_frontend": true in --profiler-config'
                     if front_end
                     else "rename it to rank<N>.json.gz",
@@ -476,32 +478,15 @@ def _without_fragments(traces: list[RankTrace]) -> tuple[list[RankTrace], list[G
     return kept, gaps
 
 
-def _read_sidecars_of_tables(found: RunFiles) -> tuple[tuple[Sidecar, ...], list[Gap]]:
-    """Read what lies beside tables of one rank each, as a meter writes them."""
-    files = [file.file for file in found.capture.files]
-    beside = list(each(read_sidecar, files, far=any(map(is_url, files))))
-    gaps = [gap for _, gap in beside if gap is not None]
-    return tuple(said for said, _ in beside if said is not None and said.rank is not None), gaps
-
-
-def _read_sidecars(
-    ranks: Sequence[RankTrace], reading_of: Mapping[tuple[str, int | None], Reading]
-) -> tuple[tuple[Sidecar, ...], list[Gap]]:
-    """Read what lies beside the traces, else what digests kept; another rank's is no witness."""
+def _take_sidecars(ranks: Sequence[RankTrace]) -> tuple[list[Sidecar], list[Gap]]:
+    """Return what ranks say of themselves; what another rank wrote is no witness."""
     sidecars: list[Sidecar] = []
     gaps: list[Gap] = []
-    readings = [
-        reading_of.get((trace.file, trace.rank)) or reading_of[trace.file, None] for trace in ranks
-    ]
-    files = [reading.beside for reading in readings]
-    beside = each(read_sidecar, files, far=any(map(is_url, files)))
-    for trace, reading, (found, gap) in zip(ranks, readings, beside, strict=True):
-        said = found or reading.sidecar
-        if gap is not None:
-            gaps.append(replace(gap, rank=trace.rank))
-        if said is None:
-            continue
-        if said.rank is not None and said.rank != trace.rank:
+    for trace in ranks:
+        said = trace.sidecar
+        if said is not None and said.rank in {None, trace.rank}:
+            sidecars.append(replace(said, rank=trace.rank))
+        elif said is not None:
             gaps.append(
                 Gap(
                     code=Code.SIDECAR_DIFFERS,
@@ -512,6 +497,4 @@ def _read_sidecars(
                     rank=trace.rank,
                 )
             )
-            continue
-        sidecars.append(replace(said, rank=trace.rank))
-    return tuple(sidecars), gaps
+    return sidecars, gaps

@@ -10,8 +10,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -22,8 +22,7 @@ from concurrent.futures import (
     wait,
 )
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Generic, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from debubble.errors import TraceError
 from debubble.trace.engine import Task, too_large
@@ -50,107 +49,66 @@ class WorkerLost(Exception):
     """A task took its worker along; the executor goes on without it."""
 
 
-@dataclass(slots=True)
-class _Order(Generic[_Known]):
-    """One file on its way."""
-
-    number: int
-    known: _Known
-    tries: int = 0
-    losses: int = 0
-    alone: bool = False
-
-
-class Shift(Generic[_Known, _Result]):
-    """Files handed out to workers until each has its outcome.
+def hand_out(
+    task: Task[_Known, _Result], files: Sequence[_Known], executor: Executor, limits: Limits
+) -> Generator[tuple[int, _Result | TraceError]]:
+    """Yield the number of each file with what came of it.
 
     A file whose worker died is set aside and tried alone when all others are done: so the one that
-    kills is told from those that were beside it.
+    kills is told from those that were beside it. Of somebody else's executor, what is lost is lost.
     """
+    at_most = _AHEAD * (int(getattr(executor, "_max_workers", 0)) or os.cpu_count() or 1)
+    waiting, suspects = deque(range(len(files))), deque[int]()
+    flying: dict[Future[_Result], int] = {}
+    tries = Counter[int]()
+    broken = alone = False
+    try:
+        while waiting or suspects or flying:
+            if broken and not flying:
+                if not isinstance(executor, Pool):
+                    yield from ((number, _lost(files[number])) for number in (*waiting, *suspects))
+                    return
+                executor.renew()
+                broken = False
+            while not broken and len(flying) < at_most and (waiting or (suspects and not flying)):
+                number = (waiting or suspects).popleft()
+                alone = not waiting and not flying
+                try:
+                    flying[executor.submit(task, files[number], limits)] = number
+                except BrokenExecutor:
+                    broken = True
+                    waiting.appendleft(number)
+            for future in wait(flying, return_when=FIRST_COMPLETED).done:
+                number = flying.pop(future)
+                error = CancelledError() if future.cancelled() else future.exception()
+                if error is None:
+                    yield number, future.result()
+                    continue
+                tries[number] += 1
+                broken |= isinstance(error, BrokenExecutor)
+                least = 1 if alone and not isinstance(executor, Pool) else _TRIES
+                final = tries[number] >= least and (alone or isinstance(error, OSError))
+                problem = _problem_of(files[number], error, final=final)
+                if problem is not None:
+                    yield number, problem
+                else:
+                    (waiting if isinstance(error, OSError) else suspects).append(number)
+    finally:
+        for future in flying:
+            future.cancel()
 
-    def __init__(
-        self,
-        task: Task[_Known, _Result],
-        files: Sequence[_Known],
-        executor: Executor,
-        limits: Limits,
-    ) -> None:
-        self._task = task
-        self._executor = executor
-        # Of somebody else's executor, what it loses is lost, and of its workers it tells itself.
-        self._attempts = _TRIES if isinstance(executor, Pool) else 1
-        self._limits = limits
-        self._waiting = deque(_Order(number, known) for number, known in enumerate(files))
-        self._suspects: deque[_Order[_Known]] = deque()
-        self._flying: dict[Future[_Result], _Order[_Known]] = {}
-        self._is_broken = False
 
-    def outcomes(self) -> Generator[tuple[int, _Result | TraceError]]:
-        """Yield the number of each file with what came of it."""
-        try:
-            while self._waiting or self._suspects or self._flying:
-                yield from self._hand_out()
-                done, _ = wait(self._flying, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield from self._settle(self._flying.pop(future), future)
-        finally:
-            for future in self._flying:
-                future.cancel()
-
-    def _hand_out(self) -> Iterator[tuple[int, TraceError]]:
-        """Fill the workers' hands; a suspect goes alone."""
-        if self._is_broken and self._flying:
-            return
-        if self._is_broken and isinstance(self._executor, Pool):
-            self._executor.renew()
-        elif self._is_broken:
-            for order in (*self._waiting, *self._suspects):
-                yield order.number, _lost(order.known)
-            self._waiting.clear()
-            self._suspects.clear()
-            return
-        self._is_broken = False
-        workers = int(getattr(self._executor, "_max_workers", 0)) or os.cpu_count() or 1
-        most = _AHEAD * workers
-        while self._waiting and len(self._flying) < most and not self._is_broken:
-            self._submit(self._waiting.popleft())
-        if self._suspects and not self._flying and not self._is_broken:
-            self._submit(self._suspects.popleft())
-
-    def _submit(self, order: _Order[_Known]) -> None:
-        order.alone = not self._flying and not self._waiting
-        try:
-            self._flying[self._executor.submit(self._task, order.known, self._limits)] = order
-        except BrokenExecutor:
-            self._is_broken = True
-            self._waiting.appendleft(order)
-
-    def _settle(
-        self, order: _Order[_Known], future: Future[_Result]
-    ) -> Iterator[tuple[int, _Result | TraceError]]:
-        """Yield what came of a file, or put it back where it deserves another try."""
-        error = CancelledError() if future.cancelled() else future.exception()
-        if error is None:
-            yield order.number, future.result()
-        elif isinstance(error, TraceError):
-            yield order.number, error
-        elif isinstance(error, MemoryError):
-            yield order.number, too_large(order.known)
-        elif isinstance(error, BrokenExecutor | CancelledError | WorkerLost):
-            self._is_broken |= isinstance(error, BrokenExecutor)
-            order.losses += 1
-            if order.alone and order.losses >= self._attempts:
-                yield order.number, _lost(order.known)
-            else:
-                self._suspects.append(order)
-        elif isinstance(error, OSError):
-            order.tries += 1
-            if order.tries < _TRIES:
-                self._waiting.append(order)
-            else:
-                yield order.number, _failed(order.known, error)
-        else:
-            raise error
+def _problem_of(known: TraceFile, error: BaseException, *, final: bool) -> TraceError | None:
+    """Say what an error tells of its file; None where that deserves another try."""
+    if isinstance(error, TraceError):
+        return error
+    if isinstance(error, MemoryError):
+        return too_large(known)
+    if isinstance(error, BrokenExecutor | CancelledError | WorkerLost):
+        return _lost(known) if final else None
+    if isinstance(error, OSError):
+        return _failed(known, error) if final else None
+    raise error
 
 
 def _lost(known: TraceFile) -> TraceError:
@@ -178,7 +136,13 @@ class Pool(Executor):
 
     def __init__(self, workers: int) -> None:
         self._max_workers = workers
-        self._pool = _make_pool(workers)
+        self._start()
+
+    def _start(self) -> None:
+        # Forking is quickest, and safe only while no other thread may hold a lock.
+        method = "fork" if threading.active_count() == 1 and os.name == "posix" else "spawn"
+        context = multiprocessing.get_context(method)
+        self._pool = ProcessPoolExecutor(self._max_workers, context, initializer=_follow_the_parent)
 
     def submit(
         self, task: Callable[_Words, _Result], /, *words: _Words.args, **more: _Words.kwargs
@@ -189,7 +153,7 @@ class Pool(Executor):
     def renew(self) -> None:
         """Start the processes anew."""
         self._pool.shutdown()
-        self._pool = _make_pool(self._max_workers)
+        self._start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Send the workers home."""
@@ -202,13 +166,6 @@ class Pool(Executor):
         for process in processes:
             with suppress(OSError, ValueError):
                 process.terminate()
-
-
-def _make_pool(workers: int) -> ProcessPoolExecutor:
-    # Forking is quickest, and safe only while no other thread may hold a lock.
-    method = "fork" if threading.active_count() == 1 and os.name == "posix" else "spawn"
-    context = multiprocessing.get_context(method)
-    return ProcessPoolExecutor(workers, context, initializer=_follow_the_parent)
 
 
 def _follow_the_parent() -> None:

@@ -69,6 +69,7 @@ def main(words=None, environment=os.environ):
         chunks=len(layers) // RANKS,
         steps=STEPS,
         weights=tuple(pace * count / LAYERS_OF_A_UNIT for count in layers),
+        layers=tuple(layers),
         fused=said.schedule == "1f1b" and not said.overlap,
         early=bool(said.overlap),
         noise=0.01,

@@ -45,9 +45,13 @@ def place_capture(folder, name, recorded="fwd_closed_m4"):
 class Watching:
     """One service, in a process of its own."""
 
-    def __init__(self, config):
+    def __init__(self, config, **patience):
+        """Start it; `patience` shortens what the service would wait for by its constants."""
+        program = "import sys; from debubble.annexes.watch import service; "
+        program += f"vars(service).update({patience}); from debubble.cli import main; main()"
+        words = ["-c", program] if patience else ["-m", "debubble"]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "debubble", "watch", "--config", str(config)],
+            [sys.executable, *words, "watch", "--config", str(config)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

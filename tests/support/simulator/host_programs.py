@@ -39,6 +39,8 @@ class Setup:
     chunks: int | None = None
     steps: int = 2
     weights: tuple[float, ...] = ()
+    layers: tuple[int, ...] = ()
+    """Of each stage: its forward pass has as many kernels. Else traces tell none."""
     fused: bool = False
     """As torch's 1F1B: a send and the next receive in one batch, waited for at once."""
     buffered: bool = False
@@ -184,6 +186,8 @@ class Programs:
         if self.setup.spikes and self.setup.spikes[0] == rank and self.computed[rank] % 4 == 0:
             length *= self.setup.spikes[1]
         count = KERNELS[action.kind] - (action.kind == "B" and action.microbatch == 0)
+        if self.setup.layers and action.kind == "F":
+            count = self.setup.layers[action.stage]
         thread = MAIN if action.kind == "F" else AUTOGRAD
         if self.setup.recompute and action.kind == "B":
             length, count = length * 1.5, count + KERNELS["F"]

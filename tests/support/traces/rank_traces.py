@@ -10,31 +10,19 @@ from hypothesis.extra.numpy import arrays
 
 from debubble.errors import Code, Gap
 from debubble.trace.columns import (
-    Annotations,
-    CpuOperators,
+    TABLES,
     Device,
     Group,
     Header,
     Kernels,
     Launches,
-    Memory,
-    Operators,
     RankTrace,
     Table,
     Thread,
     build,
     column_types,
 )
-from debubble.trace.format import Sidecar, StepTimes
-
-TABLES: dict[str, type[Table]] = {
-    "kernels": Kernels,
-    "launches": Launches,
-    "operators": Operators,
-    "annotations": Annotations,
-    "memory": Memory,
-    "cpu_operators": CpuOperators,
-}
+from debubble.trace.sidecar import Sidecar, StepTimes
 
 _TEXT = st.text(max_size=12)
 _RANK = st.none() | st.integers(0, 2**20 - 1)
@@ -80,7 +68,7 @@ _GAPS = st.lists(
     max_size=3,
 ).map(tuple)
 
-sidecars = st.none() | st.builds(
+_SIDECARS = st.none() | st.builds(
     Sidecar,
     file=_TEXT,
     rank=st.none() | _COUNT,
@@ -137,6 +125,7 @@ def traces(draw: st.DrawFn) -> RankTrace:
         inflated_bytes=draw(_COUNT),
         rank=draw(_RANK),
         gaps=draw(_GAPS),
+        sidecar=draw(_SIDECARS),
         **tables,  # type: ignore[arg-type]
     )
 

@@ -7,11 +7,8 @@ to. All else is assumed, and each `Pipelines` says what.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from math import exp, log
 from typing import Any
 
@@ -20,9 +17,9 @@ import numpy as np
 from debubble.errors import NoSplitFits, TraceError, UsageError
 from debubble.links.hop_times import fit_line
 from debubble.links.live import HopTestResult, read_measured
-from debubble.plan.baseline import even_split, stages_of
-from debubble.plan.split import Evaluate, find_partition
-from debubble.plan.split_problem import Work, split_problem, turns_of
+from debubble.plan.baseline import Baseline, even_split, stages_of
+from debubble.plan.change import Change
+from debubble.plan.split import best_split
 from debubble.simulate.communication import usual_communication
 from debubble.simulate.costs.passes import PassModel, slowdown_beside_messages
 from debubble.simulate.costs.wire_pools import (
@@ -33,29 +30,19 @@ from debubble.simulate.costs.wire_pools import (
     WirePools,
     no_messages,
 )
-from debubble.simulate.engine import Engine
 from debubble.simulate.events import OrderCycle
-from debubble.simulate.hand_set import GivenCosts, give_lengths
-from debubble.simulate.planned import planned_engine
-from debubble.simulate.predict import WhatIf, mean_lengths
+from debubble.simulate.predict import mean_lengths
 from debubble.simulate.program import Program, Times
 from debubble.simulate.source import LATE_OF_LAYER, Source
-from debubble.timeline.model import F64, I64, PassKind
+from debubble.timeline.job import Basis
+from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import SCHEDULES, Order, hold, order_of
 from debubble.units import NS_PER_S, NS_PER_US, show_percent, show_rate
 
 SCHEMA = "debubble.probe.measured/1"
 _PARTS = ("embedding", "layer", "head")
-_OPS = {
-    PassKind.F: "forward",
-    PassKind.B: "backward",
-    PassKind.I: "input-grad",
-    PassKind.W: "wgrad",
-}
 # A weight gradient takes no less of a backward pass; the rest of what is timed is noise.
 _LEAST_WEIGHT = 0.1
-# What gains less is not worth an uneven split.
-_WORTH = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,21 +316,22 @@ class Pipelines:
         """Simulate one pipeline; without a split, with the best one that is found."""
         order = order_of(setting.schedule, setting.stages, setting.microbatches)
         stages = stages_of(order)
-        engine = engine_of(setting.schedule, setting.stages, setting.microbatches)
         costs = self.probe.at(setting.tokens)
-        split = setting.split or self._best_split(order, engine, costs)
-        if len(split) != stages or sum(split) != self.probe.layers:
+        given = setting.split or even_split(self.probe.layers, stages)
+        if len(given) != stages or sum(given) != self.probe.layers:
             raise UsageError(
-                f"{','.join(map(str, split))} does not split {self.probe.layers} layers into"
+                f"{','.join(map(str, given))} does not split {self.probe.layers} layers into"
                 f" {stages} stages",
                 hint="give the layers of each stage, first stage first",
             )
-        what_if = WhatIf(
-            order=order,
-            communication=usual_communication(setting.schedule),
+        baseline, change = self._baseline(costs, order, given, setting), Change(order=order)
+        split = setting.split or best_split(baseline, change).split
+        engine = baseline.engine(change)
+        what_if = replace(
+            baseline.what_if(change),
             layers=tuple(layers + costs.start_layers for layers in split),
         )
-        times = engine.run(mean_lengths(engine, self._source(costs, split, setting), what_if))
+        times = engine.run(mean_lengths(engine, baseline.source, what_if))
         window = float(times.window_ns)
         busy = float((times.pass_end - times.pass_start).sum())
         return SimulatedPipeline(
@@ -397,32 +385,34 @@ class Pipelines:
         if probe.slope:
             grows = show_percent(probe.slope)
             yield (
-                f"up to {probe.copies} ranks share a device: each at work slows the others by"
-                f" {grows}, as copies did"
+                f"up to {probe.copies} ranks share a device: each active rank slows the others by"
+                f" {grows}, as measured"
             )
         stalls = self.wire.tail_ns / NS_PER_US
         yield (
             f"a message crosses at {show_rate(self.wire.bytes_per_s)} after"
             f" {self.wire.latency_ns / NS_PER_US:.0f} us"
-            + (f" and {stalls:.0f} us of stalls on the mean" if stalls >= 1 else "")
+            + (f" and {stalls:.0f} us of stalls (mean)" if stalls >= 1 else "")
             + f", {self.wire.told_by}"
         )
         if self.wire.of_one_host and probe.copies > 1:
             more = show_percent(exp(ON_ONE_HOST) - 1)
-            yield f"each other message of its host slows one by {more}, as seen on one host"
+            yield f"each concurrent message on a host slows a message by {more}"
         else:
             yield "messages do not slow each other"
         if probe.multiprocessors:
             slowed = show_percent(exp(slowdown_beside_messages(probe.multiprocessors)) - 1)
-            yield f"compute beside messages takes {slowed} longer, as seen on other devices"
-        yield "messages are posted as torch's schedules do, and no host is late"
+            yield f"overlap makes compute take {slowed} longer, as measured on other devices"
+        yield "messages are posted as in torch's schedules, and no host is late"
         if probe.trains:
-            yield "weight gradients take what a backward pass takes beyond its input gradient"
+            yield "a weight gradient takes the backward pass minus the input gradient"
             if not self.optimizer_bytes:
-                yield "memory is weights, gradients and activations; --optimizer adds its state"
-        yield "data loading, the optimizer and reductions between replicas come on top of a batch"
+                yield "memory: weights, gradients and activations; --optimizer adds optimizer state"
+        yield "data loading, the optimizer and reductions between replicas are not included"
 
-    def _source(self, costs: Costs, split: tuple[int, ...], setting: Setting) -> Source:
+    def _baseline(
+        self, costs: Costs, order: Order, split: tuple[int, ...], setting: Setting
+    ) -> Baseline:
         """Write what was probed as a measured run would tell it."""
         layer, probe, wire = costs.passes["layer"], self.probe, self.wire
         took = {kind: layer[kind.name] for kind in PassKind if layer[kind.name] > 0}
@@ -470,7 +460,7 @@ class Pipelines:
             messages=no_messages(),
             slow={},
         )
-        return Source(
+        source = Source(
             ranks=(),
             passes=passes,
             wires=wires,
@@ -491,57 +481,18 @@ class Pipelines:
             bubble_fraction=0.0,
             busy_share=1.0,
         )
-
-    def _best_split(self, order: Order, engine: Engine, costs: Costs) -> tuple[int, ...]:
-        """Look for the split that takes least, by the simulation without shared devices."""
-        stages, layers = stages_of(order), self.probe.layers
-        even = even_split(layers, stages)
-        if stages == 1:
-            return even
-        of = {kind: costs.passes["layer"][kind] / NS_PER_S for kind in "FIW"}
-        ends = {kind: np.full(stages, costs.start[kind] / NS_PER_S) for kind in "FIW"}
-        for kind, extra in ends.items():
-            extra[0] += costs.passes["embedding"][kind] / NS_PER_S
-            extra[-1] += costs.passes["head"][kind] / NS_PER_S
-        home = {action.stage: rank for rank, actions in enumerate(order) for action in actions}
-        trains = self.probe.trains
-        problem = split_problem(
-            np.full(layers, of["F"]),
-            np.full(layers, of["I"] + of["W"]) if trains else None,
-            rank=np.array([home[stage] for stage in range(stages)]),
-            microbatches=1 + max(a.microbatch for actions in order for a in actions),
-            stages=Work(
-                forward=ends["F"],
-                backward=ends["I"] + ends["W"] if trains else np.zeros(stages),
-                weight=np.zeros(stages),
-            ),
-            turns=turns_of(order),
-        )
-        found = find_partition(problem, self._timing(engine, costs), given=even)
-        gains = 1 - found.latency_s / (found.given_latency_s or found.latency_s)
-        return found.split if gains > _WORTH else even
-
-    def _timing(self, engine: Engine, costs: Costs) -> Evaluate:
-        def seconds(splits: I64) -> F64:
-            lengths = give_lengths(engine.program, self._given(costs, splits.T))
-            return engine.windows(lengths) / NS_PER_S
-
-        return seconds
-
-    def _given(self, costs: Costs, splits: I64) -> GivenCosts:
-        """Return what stages take: a row a stage, a column for each of many splits."""
-        stages, passes = len(splits), {}
-        for kind in PassKind:
-            took = costs.passes["layer"][kind.name] * splits + costs.start[kind.name]
-            took[0] += costs.passes["embedding"][kind.name]
-            took[stages - 1] += costs.passes["head"][kind.name]
-            passes[kind] = np.rint(took).astype(np.int64)
-        one_way = round(self.wire.one_way_ns(costs.message_bytes))
-        return GivenCosts(
-            passes=passes,
-            one_way=one_way,
-            both_ways=round(one_way * self.wire.both_ways),
-            drain=one_way // 2,
+        return Baseline(
+            source=source,
+            schedule=setting.schedule,
+            order=order,
+            memory=None,
+            limits=(),
+            window_ns=1.0,
+            basis=Basis.UNPROFILED,
+            outside_ns=0,
+            correction=1.0,
+            misfit=0.0,
+            communication=usual_communication(setting.schedule),
         )
 
     def _peaks(self, order: Order, costs: Costs, split: Sequence[int]) -> Iterator[float]:
@@ -559,42 +510,3 @@ class Pipelines:
                 in_flight = held.in_flight[:, column] if self.probe.trains else 0
                 activations = activations + in_flight * (saved + costs.message_bytes)
             yield static + float(activations.max()) + costs.saved["layer"]
-
-
-@lru_cache(maxsize=64)
-def engine_of(schedule: str, ranks: int, microbatches: int) -> Engine:
-    """Return what runs a schedule as torch does."""
-    way = usual_communication(schedule)
-    return planned_engine(order_of(schedule, ranks, microbatches), way, rendezvous=False)
-
-
-def write_table(program: Program, times: Times, message_bytes: float | None) -> str:
-    """Write a simulated step as an op table: every verb reads it like a run of its own."""
-    passes, messages, batches = program.passes, program.messages, program.batches
-    begin = int(times.pass_start.min())
-    rows: list[tuple[int, int, int, str, int, int, int | str, int | str]] = []
-    columns = (passes.place, passes.stage, passes.microbatch, passes.kind)
-    spans = zip(times.pass_start.tolist(), times.pass_end.tolist(), strict=True)
-    of_pass = list(zip(*(column.tolist() for column in columns), strict=True))
-    for (rank, stage, microbatch, kind), (start, end) in zip(of_pass, spans, strict=True):
-        rows.append((rank, stage, microbatch, _OPS[PassKind(kind)], start, end, "", ""))
-    size = "" if message_bytes is None else round(message_bytes)
-    place = batches.place.tolist()
-    start, end = np.maximum(times.batch_start, begin).tolist(), times.batch_end.tolist()
-    ends = (messages.producer.tolist(), messages.sent.tolist(), messages.received.tolist())
-    for producer, sent, received in zip(*ends, strict=True):
-        _, stage, microbatch, kind = of_pass[producer]
-        way, next_stage = ("forward", stage + 1) if kind == PassKind.F else ("backward", stage - 1)
-        for at, number, row, peer, op in (
-            (place[sent], stage, sent, place[received], "send"),
-            (place[received], next_stage, received, place[sent], "receive"),
-        ):
-            rows.append((at, number, microbatch, f"{way}-{op}", start[row], end[row], size, peer))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    head = ("step", "rank", "stage", "microbatch", "op", "start_us", "duration_us", "bytes", "peer")
-    writer.writerow(head)
-    for rank, stage, microbatch, op, began, ended, length, peer in sorted(rows, key=lambda r: r[4]):
-        times_us = ((began - begin) / NS_PER_US, (ended - began) / NS_PER_US)
-        writer.writerow((0, rank, stage, microbatch, op, *times_us, length, peer))
-    return text.getvalue()

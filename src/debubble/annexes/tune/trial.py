@@ -46,8 +46,6 @@ _OUT_OF_MEMORY = re.compile(
 # Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
 # those of a disturbed one 2.5 % and more, by 6.
 STEADY = 0.02
-# Of the shift in time that another split should bring, less than this is none at all.
-_MOVED = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,8 +350,6 @@ def what_was_ignored(setting: Setting, reading: Analysis, first: First) -> list[
         before = getattr(first.reading.measurement, knob, None)
         after = getattr(reading.measurement, knob, None)
         as_before = before is not None and before == after
-        if knob == "split" and after is None:
-            as_before = _stages_stayed(setting, reading, first)
         if as_before or contradicts(setting, knob, reading.measurement):
             found.append(knob)
     return found
@@ -377,27 +373,6 @@ def _say_ignored(knob: str, setting: Setting, measured: Measurement) -> str:
     if contradicts(setting, knob, measured):
         return f"{asked} {Setting(**{knob: getattr(measured, knob)}).written(knob)} ran"
     return f"{asked} the measured {knob} did not change"
-
-
-def _stages_stayed(setting: Setting, reading: Analysis, first: First) -> bool:
-    """Tell by the time that each stage takes whether layers moved, where none are told apart."""
-    told, was = setting.split, first.setting.split
-    before, after = stage_shares(first.reading), stage_shares(reading)
-    if told is None or was is None or not len(before) == len(after) == len(told) == len(was):
-        return False
-    asked = max(abs(a / sum(told) - b / sum(was)) for a, b in zip(told, was, strict=True))
-    came = max(abs(a - b) for a, b in zip(after, before, strict=True))
-    return came < _MOVED * asked
-
-
-def stage_shares(reading: Analysis) -> list[float]:
-    """Return the share of all passes' time that each stage takes."""
-    passes = reading.timeline.passes
-    mine = passes.where(np.isin(passes.rank, [rank.rank for rank in reading.pipeline.ranks]))
-    took = (mine.end_ns - mine.start_ns).astype(np.float64)
-    sums = np.bincount(mine.stage, weights=took)
-    shares: list[float] = (sums / max(float(sums.sum()), 1.0)).tolist()
-    return shares
 
 
 def over_memory(measured: Measurement, first: Measurement | None, limit_bytes: int | None) -> str:

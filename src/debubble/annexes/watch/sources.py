@@ -17,16 +17,10 @@ from debubble.annexes.watch.supervise import log
 from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
 from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
-from debubble.trace.format import (
-    OTHER,
-    TraceFile,
-    is_sidecar,
-    rank_from_name,
-    read_sidecar,
-    sidecar_of,
-)
+from debubble.trace.format import OTHER, TraceFile, rank_from_name
 from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import find_run, named_like_a_trace, read_run
+from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import DEFAULT_LIMITS, is_url, locate, plain_errors
 from debubble.units import printable
 

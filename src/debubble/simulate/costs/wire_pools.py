@@ -445,15 +445,15 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool, shared: bool)
     )
     said = []
     if len(messages.of(_ONE)) < _FEWEST and both is not None:
-        said.append("one way takes what both ways at once take, over 1.15")
+        said.append("a one-way transfer takes 1/1.15 of a two-way exchange")
         one_way = both / BOTH_OVER_ONE
     if one_way is None and drain is not None:
-        said.append("one way takes twice what it takes to take in a message that is there")
+        said.append("a one-way transfer takes twice the receive time of a message that has arrived")
         one_way = drain / DRAIN_OVER_WIRE
     if one_way is None:
-        said, one_way = ["transfers take no time: none was seen"], 0.0
+        said, one_way = ["transfers take no time: none was measured"], 0.0
     if both is None:
-        said += ["both ways at once take 1.15 times one way"] if one_way else []
+        said += ["a two-way exchange takes 1.15 times a one-way transfer"] if one_way else []
         both = one_way * BOTH_OVER_ONE
     # Each message once: a stall that the receiver came too late to see is one, too.
     shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))

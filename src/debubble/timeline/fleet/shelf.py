@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
@@ -34,12 +34,12 @@ from debubble.trace.columns import (
     Table,
     summarise,
 )
-from debubble.trace.digest import pack_digest, read_digest, unpack_digest
+from debubble.trace.digest import pack_digest, unpack_digest
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import map_files
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.run import RunFiles, read_file, settle_run
-from debubble.trace.source import Limits
+from debubble.trace.source import Limits, inflate
 
 _TableType = TypeVar("_TableType", bound=Table)
 
@@ -58,11 +58,14 @@ class StoredRank:
     def load(self, limits: Limits) -> RankTrace:
         """Read the rank again."""
         if self.size is None:
-            trace, _ = read_digest(self.file, limits)
+            data = inflate(self.file, limits)
         else:
             with Path(self.file).open("rb") as spool:
                 spool.seek(self.offset)
-                trace, _ = unpack_digest(spool.read(self.size), self.file, limits)
+                data = spool.read(self.size)
+        trace = unpack_digest(data, self.file, limits)
+        if not isinstance(trace, RankTrace):
+            raise TraceError("is the digest of a table, and no longer of a rank", file=self.file)
         return replace(trace, rank=self.rank)
 
 
@@ -173,7 +176,7 @@ def scout_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = N
         Scout(
             summary=summarise(trace),
             marked=marks_steps(trace),
-            digest=None if is_digest else pack_digest(trace, None),
+            digest=None if is_digest else pack_digest(trace),
         )
         for trace in reading.traces
     )
@@ -190,7 +193,7 @@ def lighten(trace: RankTrace) -> RankTrace:
         trace,
         names=(),
         threads=(),
-        kernels=_rows(trace.kernels, np.unique(trace.kernels.kind, return_index=True)[1]),
+        kernels=trace.kernels.take(np.unique(trace.kernels.kind, return_index=True)[1]),
         launches=_first(trace.launches),
         operators=_one_message_a_peer(trace.operators),
         annotations=_first(trace.annotations),
@@ -203,7 +206,7 @@ def _one_message_a_peer(operators: Operators) -> Operators:
     posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
     unnamed = posts & (operators.peer < 0) & (operators.local_peer >= 0)
     if unnamed.any():
-        return _rows(operators, np.flatnonzero(posts))
+        return operators.take(np.flatnonzero(posts))
     keys = np.stack(
         [
             getattr(operators, name)[posts].astype(np.int64)
@@ -212,16 +215,11 @@ def _one_message_a_peer(operators: Operators) -> Operators:
     )
     _, first = np.unique(keys, axis=1, return_index=True)
     kept = np.flatnonzero(posts)[np.sort(first)]
-    return _rows(operators, kept if len(kept) else np.arange(min(1, len(operators))))
+    return operators.take(kept if len(kept) else np.arange(min(1, len(operators))))
 
 
 def _first(table: _TableType) -> _TableType:
-    return _rows(table, np.arange(min(1, len(table))))
-
-
-def _rows(table: _TableType, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> _TableType:
-    columns = {column.name: getattr(table, column.name)[rows] for column in fields(table)}
-    return type(table)(**columns)
+    return table.take(np.arange(min(1, len(table))))
 
 
 class _Interning:

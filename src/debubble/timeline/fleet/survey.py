@@ -54,9 +54,9 @@ from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.content import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
-from debubble.trace.format import Sidecar
 from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run, unreadable
+from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 
 # As many numbers as anyone would read.
@@ -448,8 +448,8 @@ def look_inside_passes(run: Run, timeline: Timeline, means: Means) -> Timeline:
         return replace(put_inside(timeline, inside), gaps=(*timeline.gaps, told))
     busy = Gap(
         code=Code.GAPS_COUNT_AS_BUSY,
-        message="a meter sees no gaps inside passes: they count as busy, so that the bubble is "
-        "larger than this by what kernels leave between each other",
+        message="a meter sees no gaps inside passes: they count as busy, so the "
+        "true bubble is larger",
         hint="have a few steps captured (`touch debubble-meter/capture-now`), and give the whole "
         "folder of the meter",
     )

@@ -22,22 +22,17 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from debubble.errors import Code, Gap, TraceError, as_gap, mask_secrets
+from debubble.errors import Code, Gap, TraceError, mask_secrets
 from debubble.trace.columns import (
     LAST_NS,
     MOST_RANKS,
+    TABLES,
     UNKNOWN,
-    Annotations,
-    CpuOperators,
     Group,
     Header,
     KernelKind,
-    Kernels,
-    Launches,
-    Memory,
     MemoryDevice,
     Operation,
-    Operators,
     OpTable,
     RankTrace,
     Thread,
@@ -45,8 +40,9 @@ from debubble.trace.columns import (
     column_types,
 )
 from debubble.trace.digest.archive import SIGN, Content, damaged, pack, peek_head, unpack
-from debubble.trace.format import Head, Reading, Sidecar, Stamp, TraceFile, read_sidecar
+from debubble.trace.format import Head, Reading, Stamp, TraceFile
 from debubble.trace.optable import Op
+from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import (
     DEFAULT_LIMITS,
     GZIP_MAGIC,
@@ -68,7 +64,6 @@ BESIDE = "beside"
 _TAIL_BYTES = 4096
 # A head with a long path is a few hundred bytes.
 _HEAD_BYTES = 64 * 1024
-_HINT = "give --digest another folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +125,10 @@ def stamp_of(file: str) -> Stamp | None:
     return Stamp(bytes=size, tail=zlib.crc32(tail), whole=whole)
 
 
-def write_digest(target: str, data: bytes) -> None:
+def _write(target: str, data: bytes, rank: int | None) -> tuple[Gap, ...]:
     """Write a digest whole or not at all; what else has its name is never replaced."""
-    _check_free(target, peek_head(data, target))
     try:
+        _check_free(target, peek_head(data, target))
         if is_url(target):
             system, path = locate(target)
             with plain_errors():
@@ -142,11 +137,15 @@ def write_digest(target: str, data: bytes) -> None:
         else:
             with replacing(Path(target), sync=False) as unfinished:
                 unfinished.write_bytes(data)
+    except TraceError as error:
+        problem = error.message
     except (OSError, ImportError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise TraceError(
-            f"the digest cannot be written: {reason}", hint=_HINT, file=target
-        ) from error
+        problem = f"the digest cannot be written: {reason}"
+    else:
+        return ()
+    code, hint = Code.DIGEST_NOT_WRITTEN, "give --digest another folder"
+    return (Gap(code=code, message=problem, hint=hint, file=target, rank=rank),)
 
 
 def _check_free(target: str, head: Head) -> None:
@@ -165,22 +164,14 @@ def _check_free(target: str, head: Head) -> None:
         is_same = known.stamp and head.stamp and known.stamp.is_of(head.stamp)
         problem = "" if is_same else f"that of {known.file} has its name"
     if problem:
-        raise TraceError(f"the digest is not written: {problem}", hint=_HINT, file=target)
+        raise TraceError(f"the digest is not written: {problem}", file=target)
 
 
 # As readers write shapes of messages: 4096x1x8192.
 _SHAPE = re.compile(r"\d{1,19}(x\d{1,19})*")
-_TABLES = {
-    "kernels": Kernels,
-    "launches": Launches,
-    "operators": Operators,
-    "annotations": Annotations,
-    "memory": Memory,
-    "cpu_operators": CpuOperators,
-}
 _OPERATIONS = "operations"
 # By table, the columns that are kept and what each is made of.
-_COLUMNS = {name: column_types(kind) for name, kind in {**_TABLES, _OPERATIONS: OpTable}.items()}
+_COLUMNS = {name: column_types(kind) for name, kind in {**TABLES, _OPERATIONS: OpTable}.items()}
 
 
 class _Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,12 +192,7 @@ class _Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_digest(
-    trace: RankTrace | OpTable,
-    sidecar: Sidecar | None = None,
-    *,
-    stamp: Stamp | None = None,
-    part: int = 0,
-    parts: int = 1,
+    trace: RankTrace | OpTable, *, stamp: Stamp | None = None, part: int = 0, parts: int = 1
 ) -> bytes:
     """Return a digest; `stamp` says of which recording, `part` which of a file's ranks."""
     head = Head(file=mask_secrets(trace.file), stamp=stamp, part=part, parts=parts, table=True)
@@ -214,14 +200,13 @@ def pack_digest(
     if isinstance(trace, RankTrace):
         world = trace.header.world_size
         head = replace(head, rank=trace.rank, world_size=world, table=False)
-        tables = {name: getattr(trace, name) for name in _TABLES}
+        tables = {name: getattr(trace, name) for name in TABLES}
     description = _Description(
         **{
             name: getattr(trace, name)
             for name in _Description.__struct_fields__
             if hasattr(trace, name)
         },
-        sidecar=sidecar,
         columns={name: tuple(_COLUMNS[name]) for name in tables},
     )
     # Numbers of any size and text of any kind come back as they were: msgspec's JSON refuses some.
@@ -255,34 +240,22 @@ def _unpack_table(content: Content, names: Sequence[str], table: str, file: str)
 
 def read_known(known: TraceFile, limits: Limits) -> Reading:
     """Read the rank, or the table, that a digest was made of."""
-    trace, sidecar = _unpack(inflate(known.file, limits), known.file, limits)
+    trace = unpack_digest(inflate(known.file, limits), known.file, limits)
     if isinstance(trace, OpTable):
         return Reading(table=trace)
-    return Reading(traces=(replace(trace, rank=known.rank),), sidecar=sidecar)
-
-
-def read_digest(file: str, limits: Limits = DEFAULT_LIMITS) -> tuple[RankTrace, Sidecar | None]:
-    """Read a digest from a path or URL: the trace as it was read, and what lay beside it."""
-    return unpack_digest(inflate(file, limits), file, limits)
+    return Reading(traces=(replace(trace, rank=known.rank),))
 
 
 def unpack_digest(
     data: bytes, file: str = "", limits: Limits = DEFAULT_LIMITS
-) -> tuple[RankTrace, Sidecar | None]:
+) -> RankTrace | OpTable:
     """Return what was packed; `file` is the digest's own name, for errors."""
-    trace, sidecar = _unpack(data, file, limits)
-    if isinstance(trace, OpTable):
-        raise damaged(file, "it is that of an op table")
-    return trace, sidecar
-
-
-def _unpack(data: bytes, file: str, limits: Limits) -> tuple[RankTrace | OpTable, Sidecar | None]:
     content = unpack(data, file, limits)
     try:
         description = msgspec.convert(json.loads(content.description), _Description)
     except (ValueError, RecursionError) as error:
         raise damaged(file, str(error)) from error
-    names = [_OPERATIONS] if content.head.table else list(_TABLES)
+    names = [_OPERATIONS] if content.head.table else list(TABLES)
     tables = {
         name: _unpack_table(content, description.columns.get(name, ()), name, file)
         for name in names
@@ -294,17 +267,17 @@ def _unpack(data: bytes, file: str, limits: Limits) -> tuple[RankTrace | OpTable
     kept: dict[str, Any] = {name: getattr(description, name) for name in shared}
     if content.head.table:
         _check_operations(tables[_OPERATIONS], description, file)
-        return OpTable(file=content.head.file, **kept, **tables[_OPERATIONS]), None
+        return OpTable(file=content.head.file, **kept, **tables[_OPERATIONS])
     for name, columns in tables.items():
         if "start_ns" not in columns:
             raise damaged(file, f"its {name} have no starts")
     made: dict[str, Any] = {
         name: build(table, len(tables[name]["start_ns"]), **tables[name])
-        for name, table in _TABLES.items()
+        for name, table in TABLES.items()
     }
     trace = RankTrace(file=content.head.file, rank=content.head.rank, **kept, **made)
     _check_trace(trace, file)
-    return trace, description.sidecar
+    return trace
 
 
 def keep_digests(file: str, reading: Reading, place: DigestPlace) -> tuple[Gap, ...]:
@@ -312,12 +285,10 @@ def keep_digests(file: str, reading: Reading, place: DigestPlace) -> tuple[Gap, 
     stamp = stamp_of(file)
     if reading.table is not None:
         return _write(place.target(file), pack_digest(reading.table, stamp=stamp), None)
-    sidecar, wrong = read_sidecar(file)
     gaps: tuple[Gap, ...] = ()
     parts = len(reading.traces)
     for part, trace in enumerate(reading.traces):
-        whole = replace(trace, gaps=(*trace.gaps, wrong)) if wrong else trace
-        data = pack_digest(whole, sidecar, stamp=stamp, part=part, parts=parts)
+        data = pack_digest(trace, stamp=stamp, part=part, parts=parts)
         gaps += _write(place.target(file, trace.rank if parts > 1 else None), data, trace.rank)
     return gaps
 
@@ -327,14 +298,6 @@ def copy_digest(file: str, rank: int | None, place: DigestPlace, limits: Limits)
     if place.place == BESIDE or place.target(file) == file:
         return ()
     return _write(place.target(file), inflate(file, limits), rank)
-
-
-def _write(target: str, data: bytes, rank: int | None) -> tuple[Gap, ...]:
-    try:
-        write_digest(target, data)
-    except TraceError as error:
-        return (replace(as_gap(error, code=Code.DIGEST_NOT_WRITTEN), rank=rank),)
-    return ()
 
 
 def _check_bounds(
@@ -389,7 +352,7 @@ def _check_trace(trace: RankTrace, file: str) -> None:
         "operation": (0, max(Operation)),
         "device_type": (0, max(MemoryDevice)),
     }
-    for name in _TABLES:
+    for name in TABLES:
         columns = {column: getattr(getattr(trace, name), column) for column in _COLUMNS[name]}
         _check_bounds(columns, bounds, name, file)
         starts = columns["start_ns"]

@@ -6,7 +6,6 @@ Only strings that are asked for are read: those of an export also hold the job's
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -18,8 +17,6 @@ from debubble.trace.columns import I64, UNKNOWN
 MISSING_TIME = -(2**63)
 _TIMES = frozenset({"start", "end"})
 _REQUIRED = _TIMES | {"globalPid"}
-# SQLite before 3.32 takes no more than 999 parameters in one statement.
-_IDS_PER_QUERY = 500
 
 
 class Export:
@@ -80,14 +77,11 @@ class Export:
         query = f"SELECT value FROM {table} WHERE name GLOB ? AND value GLOB ?"  # noqa: S608  # our own names
         return [str(found) for (found,) in self._connection.execute(query, (pattern, value))]
 
-    def strings(self, ids: Iterable[int]) -> dict[int, str]:
-        """Look up the names of ids."""
-        wanted = [int(identity) for identity in ids]
-        strings: dict[int, str] = {}
-        for first in range(0, len(wanted), _IDS_PER_QUERY):
-            part = wanted[first : first + _IDS_PER_QUERY]
-            marks = ", ".join("?" * len(part))
-            text = "CAST(COALESCE(value, '') AS TEXT)"
-            query = f"SELECT id, {text} FROM StringIds WHERE id IN ({marks})"  # noqa: S608  # our own names
-            strings.update(self._connection.execute(query, part).fetchall())
-        return strings
+    def strings(self, table: str, column: str) -> dict[int, str]:
+        """Return the texts by id that a column names."""
+        if not self.has(table, column):
+            return {}
+        asked = f"SELECT {column} FROM {table}"  # noqa: S608  # our own names
+        text = "CAST(COALESCE(value, '') AS TEXT)"
+        query = f"SELECT id, {text} FROM StringIds WHERE id IN ({asked})"  # noqa: S608  # the same
+        return dict(self._connection.execute(query).fetchall())

@@ -15,7 +15,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ from debubble.errors import Code, Gap, NotATrace, TraceError
 from debubble.trace.columns import (
     FIRST_COMMUNICATION_KIND,
     I32,
-    I64,
     LAST_NS,
     U8,
     UNKNOWN,
@@ -46,7 +45,12 @@ from debubble.trace.columns import (
     build,
     fit_int32,
 )
-from debubble.trace.communication import classify_kernel_name, find_enclosing, join_launches
+from debubble.trace.communication import (
+    classify_kernel_name,
+    find_enclosing,
+    join_launches,
+    queues_or_waits,
+)
 from debubble.trace.nsight.export import MISSING_TIME, Export
 from debubble.units import show_count
 
@@ -68,7 +72,6 @@ _GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 # torch's own ranges: `nccl:all_to_all, op_id = 7`, `nccl:send 0->1`; not `nccl:coalesced`, which
 # may be either.
 _TORCH_RANGE = re.compile(r"^nccl:(?!coalesced\b)(send\b|recv\b)?\w*")
-_KEPT_CALLS = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
 _PUSH_POP_RANGE, _START_END_RANGE = 59, 60
 _PEER_COPY = 10
 _COPY_LABELS = {
@@ -89,43 +92,22 @@ _LONGEST_VALUE = 16 * 1024 * 1024
 # A node has some ten. Each is cut out of the whole file, so their number must have a bound.
 _MOST_PROCESSES = 1024
 
-# Rows of a table, by column; all have a `start` and an `end`, in nanoseconds of the capture.
-Rows = dict[str, NDArray[Any]]
+# Columns of a table, by name; all tables have a `start` and an `end`, in nanoseconds of the capture.
+Columns = dict[str, NDArray[Any]]
 
 
 class Tables(NamedTuple):
     """All that is kept of a file, or of one process in it."""
 
-    work: Rows
+    work: Columns
     """Kernels, whole graphs, copies and memsets."""
-    calls: Rows
-    ranges: Rows
+    calls: Columns
+    ranges: Columns
 
     @property
     def events(self) -> int:
         """Rows of all tables."""
         return sum(len(rows["start"]) for rows in self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """Calls that NCCL launches together: a group, or one call alone."""
-
-    thread: int
-    start: int
-    end: int
-    calls: tuple[tuple[int, Operation], ...]
-    """By row of the ranges."""
-
-    @property
-    def kind(self) -> KernelKind:
-        """A collective, one peer's send and/or receive, or a mix whose peers are not known."""
-        operations = [operation for _, operation in self.calls]
-        counts = [operations.count(known) for known in (Operation.SEND, Operation.RECEIVE)]
-        if operations and not any(counts):
-            return KernelKind.COLLECTIVE
-        is_peer = operations and sum(counts) == len(operations) and max(counts) == 1
-        return KernelKind.PEER if is_peer else KernelKind.COMMUNICATION
 
 
 def read_nsight(path: str) -> tuple[RankTrace, ...]:
@@ -198,7 +180,7 @@ def _read_processes(export: Export, path: str) -> Iterator[RankTrace]:
         gaps = []  # what concerns the whole file is said once
 
 
-def _read_work(export: Export, names: Interner[str]) -> Rows:
+def _read_work(export: Export, names: Interner[str]) -> Columns:
     """Read everything that ran on a device."""
     columns = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
     parts = []
@@ -209,7 +191,7 @@ def _read_work(export: Export, names: Interner[str]) -> Rows:
         if table == KERNELS and len(start):
             spellings = ("demangledName", "shortName", "mangledName")
             column = next((c for c in spellings if export.has(table, c)), spellings[0])
-            name = _look_up(export, names, export.integers(table, column)[0])
+            name = _look_up(export, names, table, column)
         elif table == COPIES and len(start):
             name = _name_copies(export, names)
         else:
@@ -243,41 +225,31 @@ def _name_copies(export: Export, names: Interner[str]) -> I32:
     return np.array([name[kind] for kind in copied.tolist()], dtype=np.int32)
 
 
-def _read_calls(export: Export, names: Interner[str]) -> Rows:
+def _read_calls(export: Export, names: Interner[str]) -> Columns:
     """Read the CUDA calls of the host."""
-    start, end, thread, correlation, name = export.integers(
-        CALLS, "start", "end", "globalTid", "correlationId", "nameId"
-    )
-    return {
-        "start": start,
-        "end": end,
-        "thread": thread,
-        "correlation": correlation,
-        "name": _look_up(export, names, name),
-    }
+    columns = export.integers(CALLS, "start", "end", "globalTid", "correlationId")
+    rows = dict(zip(("start", "end", "thread", "correlation"), columns, strict=True))
+    return rows | {"name": _look_up(export, names, CALLS, "nameId")}
 
 
-def _read_ranges(export: Export, names: Interner[str]) -> Rows:
+def _read_ranges(export: Export, names: Interner[str]) -> Columns:
     """Read the NVTX ranges, also those that were never closed; no marks, no domains."""
-    start, end, kind, thread, text_id = export.integers(
-        RANGES, "start", "end", "eventType", "globalTid", "textId"
-    )
-    text = [names[text] for text in export.texts(RANGES, "text")]
-    inline = np.array(text, dtype=np.int32)
-    name = np.where(inline == names[""], _look_up(export, names, text_id), inline)
+    start, end, kind, thread = export.integers(RANGES, "start", "end", "eventType", "globalTid")
+    inline = np.array([names[text] for text in export.texts(RANGES, "text")], dtype=np.int32)
+    name = np.where(inline == names[""], _look_up(export, names, RANGES, "textId"), inline)
     ranges = {"start": start, "end": end, "thread": thread, "name": name}
     return _take(ranges, np.isin(kind, (_PUSH_POP_RANGE, _START_END_RANGE)))
 
 
-def _look_up(export: Export, names: Interner[str], ids: I64) -> I32:
-    """Return the numbers of the names of Nsight's string ids."""
-    unique, inverse = np.unique(ids, return_inverse=True)
-    texts = export.strings(unique.tolist())
-    numbers = [names[texts.get(identity, "")] for identity in unique.tolist()]
-    return np.array(numbers, dtype=np.int32)[inverse.reshape(-1)]
+def _look_up(export: Export, names: Interner[str], table: str, column: str) -> I32:
+    """Return the numbers of the names that a column of string ids means."""
+    texts = export.strings(table, column)
+    ids, row = np.unique(export.integers(table, column)[0], return_inverse=True)
+    numbers = [names[texts.get(identity, "")] for identity in ids.tolist()]
+    return np.array(numbers, dtype=np.int32)[row.reshape(-1)]
 
 
-def _devices_of_processes(export: Export, work: Rows, path: str) -> dict[int, dict[int, Device]]:
+def _devices_of_processes(export: Export, work: Columns, path: str) -> dict[int, dict[int, Device]]:
     """Return the devices of each process with kernels, by index as it counts them.
 
     In order of their first devices as the host counts them, then of the processes.
@@ -320,16 +292,16 @@ def _devices_of_processes(export: Export, work: Rows, path: str) -> dict[int, di
 def _read_thread_names(export: Export) -> dict[int, str]:
     """Read the names of threads by global id; the strongest where one has several."""
     ids, priority, thread = export.integers("ThreadNames", "nameId", "priority", "globalTid")
-    texts = export.strings(np.unique(ids).tolist())
+    texts = export.strings("ThreadNames", "nameId")
     order = np.argsort(priority, kind="stable")
     return {int(thread[row]): texts.get(int(ids[row]), "") for row in order.tolist()}
 
 
-def _take(rows: Rows, wanted: NDArray[np.bool_] | NDArray[np.intp]) -> Rows:
+def _take(rows: Columns, wanted: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:
     return {column: values[wanted] for column, values in rows.items()}
 
 
-def _in_order(rows: Rows) -> Rows:
+def _in_order(rows: Columns) -> Columns:
     """Sort by start, without the rows whose times cannot be."""
     start, end = rows["start"], rows["end"]
     good = np.flatnonzero((start > -LAST_NS) & (start < LAST_NS) & (end >= start) & (end < LAST_NS))
@@ -344,7 +316,7 @@ def _read_process(
     thread_names: Mapping[int, str],
 ) -> RankTrace:
     """Sort and join the rows of one process."""
-    queues = np.array([bool(_KEPT_CALLS.search(name)) for name in names], dtype=bool)
+    queues = np.array([queues_or_waits(name) for name in names], dtype=bool)
     closed = tables.ranges["end"] != MISSING_TIME
     timed = Tables(
         work=tables.work,
@@ -358,8 +330,8 @@ def _read_process(
     # Correlation 0 is nobody's.
     correlation = np.where(work["correlation"] > 0, work["correlation"], UNKNOWN)
     launch = join_launches(correlation, calls["correlation"])
-    exchanges = _find_exchanges(ranges, rank_names)
-    kind, exchange = _tell_kinds(ordered, launch, exchanges, rank_names)
+    exchanged = _find_exchanges(ranges, rank_names)
+    kind, exchange = _tell_kinds(ordered, launch, exchanged[0], rank_names)
     base_ns = header.base_time_ns
     counts = {
         Code.OPEN_RANGES: (int(np.sum(~closed)), "NVTX ranges without an end, left out", ""),
@@ -401,7 +373,7 @@ def _read_process(
             thread=calls["thread"],
             correlation=calls["correlation"],
         ),
-        operators=_operators(ranges, base_ns, exchanges, exchange, kind),
+        operators=_operators(ranges, base_ns, exchanged, exchange, kind),
         annotations=build(
             Annotations,
             len(ranges["start"]),
@@ -427,7 +399,7 @@ def _read_process(
     )
 
 
-def _renumber(column: str, *tables: Rows) -> list[int]:
+def _renumber(column: str, *tables: Columns) -> list[int]:
     """Count the values of a column from 0 in all tables; return them, by number."""
     values = np.unique(np.concatenate([rows[column] for rows in tables]))
     for rows in tables:
@@ -435,20 +407,24 @@ def _renumber(column: str, *tables: Rows) -> list[int]:
     return [int(value) for value in values]
 
 
-def _spans(rows: Rows, base_ns: int) -> Rows:
+def _spans(rows: Columns, base_ns: int) -> Columns:
     """Return the columns that all tables share."""
     start_ns = rows["start"] + base_ns
     return {"start_ns": start_ns, "duration_ns": rows["end"] - rows["start"], "name": rows["name"]}
 
 
-def _find_exchanges(ranges: Rows, names: Sequence[str]) -> tuple[Exchange, ...]:
-    """Collect NCCL's calls, group by group, in the order of each thread."""
+def _find_exchanges(ranges: Columns, names: Sequence[str]) -> tuple[Columns, Columns]:
+    """Return what NCCL launches together, a group of calls or one alone, and all the calls.
+
+    Of a call, `row` is its range and `exchange` what it is of, in the order of the ranges.
+    """
     marks = {*_CALLS, _GROUP_START, _GROUP_END}
     marked = np.array([n in marks or bool(_COLLECTIVE_CALL.match(n)) for n in names], dtype=bool)
     rows = np.flatnonzero(marked[ranges["name"]])
     start, end, thread = (ranges[column][rows] for column in ("start", "end", "thread"))
-    exchanges: list[Exchange] = []
-    calls: list[tuple[int, Operation]] = []
+    exchanges: list[tuple[int, int, int, KernelKind]] = []
+    calls: list[tuple[int, Operation, int]] = []
+    group: list[tuple[int, Operation]] = []
     caller, depth, group_start, inside_until = UNKNOWN, 0, 0, None
     for at in np.lexsort((-end, start, thread)).tolist():
         row, begins, ends = int(rows[at]), int(start[at]), int(end[at])
@@ -459,25 +435,41 @@ def _find_exchanges(ranges: Rows, names: Sequence[str]) -> tuple[Exchange, ...]:
             continue  # NCCL's own calls inside a collective
         if name == _GROUP_START:
             if depth == 0:
-                calls, group_start = [], begins
+                group, group_start = [], begins
             depth += 1
-        elif name == _GROUP_END:
-            if depth == 1:
-                exchange = Exchange(thread=caller, start=group_start, end=ends, calls=tuple(calls))
-                exchanges.append(exchange)
-            depth = max(depth - 1, 0)  # the capture may have begun inside a group
+            continue
+        if name == _GROUP_END:
+            depth -= 1
         else:
-            call = row, _CALLS.get(name, Operation.COLLECTIVE)
             inside_until = ends
-            if depth:
-                calls.append(call)
-            else:
-                exchanges.append(Exchange(thread=caller, start=begins, end=ends, calls=(call,)))
-    return tuple(exchanges)
+            group = group if depth else []
+            group_start = group_start if depth else begins
+            group.append((row, _CALLS.get(name, Operation.COLLECTIVE)))
+        if depth == 0:
+            calls += [(call, operation, len(exchanges)) for call, operation in group]
+            exchanges.append((group_start, ends, caller, _exchanged([o for _, o in group])))
+        depth = max(depth, 0)  # the capture may have begun inside a group
+    return _columns(exchanges, "start", "end", "thread", "kind"), _columns(
+        sorted(calls), "row", "operation", "exchange"
+    )
+
+
+def _columns(rows: Sequence[tuple[int, ...]], *names: str) -> Columns:
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(names))
+    return dict(zip(names, table.T, strict=True))
+
+
+def _exchanged(operations: Sequence[Operation]) -> KernelKind:
+    """Tell a collective, one peer's send and/or receive, or a mix whose peers are not known."""
+    if set(operations) == {Operation.COLLECTIVE}:
+        return KernelKind.COLLECTIVE
+    alone = len(set(operations)) == len(operations) > 0
+    peer = alone and Operation.COLLECTIVE not in operations
+    return KernelKind.PEER if peer else KernelKind.COMMUNICATION
 
 
 def _tell_kinds(
-    tables: Tables, launch: I32, exchanges: tuple[Exchange, ...], names: Sequence[str]
+    tables: Tables, launch: I32, exchanges: Columns, names: Sequence[str]
 ) -> tuple[U8, I32]:
     """Return what each row is for, and the NCCL exchange that launched it; -1 for none.
 
@@ -487,17 +479,15 @@ def _tell_kinds(
     kind = np.array([classify_kernel_name(name) for name in names], dtype=np.uint8)[work["name"]]
     exchange = np.full(len(kind), UNKNOWN, dtype=np.int32)
     launched = np.flatnonzero((kind >= FIRST_COMMUNICATION_KIND) & (launch != UNKNOWN))
-    start, thread = calls["start"][launch[launched]], calls["thread"][launch[launched]]
-    bounds = np.array([(e.start, e.end, e.thread) for e in exchanges], np.int64).reshape(-1, 3)
-    exchange[launched] = find_enclosing(start, thread, *bounds.T)
+    called = [calls[column][launch[launched]] for column in ("start", "thread")]
+    bounds = ("start", "end", "thread")
+    exchange[launched] = find_enclosing(*called, *(exchanges[column] for column in bounds))
     torch_kind = np.array([_torch_kind(name) for name in names], dtype=np.uint8)[ranges["name"]]
     rows = np.flatnonzero(torch_kind != KernelKind.COMMUNICATION)
-    inside = find_enclosing(
-        start, thread, *(ranges[column][rows] for column in ("start", "end", "thread"))
-    )
-    by_range = np.append(torch_kind[rows], np.uint8(KernelKind.COMMUNICATION))[inside]
-    by_exchange = np.array([*(e.kind for e in exchanges), KernelKind.COMMUNICATION], np.uint8)
-    for told in (by_range, by_exchange[exchange[launched]]):
+    inside = find_enclosing(*called, *(ranges[column][rows] for column in bounds))
+    by_range = np.append(torch_kind[rows], KernelKind.COMMUNICATION)[inside]
+    by_exchange = np.append(exchanges["kind"], KernelKind.COMMUNICATION)[exchange[launched]]
+    for told in (by_range, by_exchange):
         is_open = kind[launched] == KernelKind.COMMUNICATION
         kind[launched] = np.where(is_open, told, kind[launched])
     return kind, exchange
@@ -511,33 +501,25 @@ def _torch_kind(name: str) -> KernelKind:
 
 
 def _operators(
-    ranges: Rows, base_ns: int, exchanges: tuple[Exchange, ...], exchange: I32, kind: U8
+    ranges: Columns, base_ns: int, exchanged: tuple[Columns, Columns], exchange: I32, kind: U8
 ) -> Operators:
     """Make NCCL's calls operators; each points to the first kernel that its exchange launched.
 
     The sends of an all-to-all are no sends: they do what the kernel does.
     """
-    first_kernel = np.full(len(exchanges), UNKNOWN, dtype=np.int32)
+    exchanges, calls = exchanged
+    first_kernel = np.full(len(exchanges["kind"]), UNKNOWN, dtype=np.int32)
     launched = np.flatnonzero(exchange != UNKNOWN)[::-1]
     first_kernel[exchange[launched]] = launched
-    does = np.array([e.kind for e in exchanges], dtype=np.uint8)
-    carried = first_kernel != UNKNOWN
-    does[carried] = kind[first_kernel[carried]]
-    # By row is by start: the ranges are sorted.
-    calls = sorted(
-        (row, operation, index)
-        for index, together in enumerate(exchanges)
-        for row, operation in together.calls
-    )
-    rows, operations, groups = np.array(calls, dtype=np.int64).reshape(-1, 3).T
-    operations = np.where(does[groups] == KernelKind.COLLECTIVE, Operation.COLLECTIVE, operations)
-    operations = np.where(does[groups] == KernelKind.COMMUNICATION, Operation.OTHER, operations)
-    called = _take(ranges, rows)
+    does = np.where(first_kernel < 0, exchanges["kind"], np.append(kind, 0)[first_kernel])
+    does = does[calls["exchange"]]
+    operation = np.where(does == KernelKind.COLLECTIVE, Operation.COLLECTIVE, calls["operation"])
+    called = _take(ranges, calls["row"])
     return build(
         Operators,
-        len(rows),
+        len(does),
         **_spans(called, base_ns),
         thread=called["thread"],
-        operation=operations,
-        kernel=first_kernel[groups],
+        operation=np.where(does == KernelKind.COMMUNICATION, Operation.OTHER, operation),
+        kernel=first_kernel[calls["exchange"]],
     )

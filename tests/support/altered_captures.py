@@ -1,0 +1,150 @@
+"""Captures of a server, cut and changed: what is said of them may be less, not wrong."""
+
+import gzip
+import json
+import re
+
+HOST = {"cuda_runtime", "cuda_driver", "cpu_op", "user_annotation", "cpu_instant_event"}
+LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
+
+
+def read(folder):
+    """The traces of a capture, by rank."""
+    found = {}
+    for path in folder.glob("rank*.json.gz"):
+        with gzip.open(path) as file:
+            found[int(path.name.removeprefix("rank").partition(".")[0])] = json.load(file)
+    return dict(sorted(found.items()))
+
+
+def write(traces, folder):
+    for rank, trace in traces.items():
+        with gzip.open(folder / f"rank{rank}.json.gz", "wt", compresslevel=1) as file:
+            json.dump(trace, file)
+
+
+def keep(trace, wanted):
+    """Keep what the host did at wanted moments, and what it launched then."""
+    inside = [e for e in trace["traceEvents"] if e.get("cat") in HOST and wanted(e["ts"])]
+    launched = {event.get("args", {}).get("correlation") for event in inside} - {None}
+    trace["traceEvents"] = inside + [
+        event
+        for event in trace["traceEvents"]
+        if event.get("cat") not in HOST
+        and ("ts" not in event or event.get("args", {}).get("correlation") in launched)
+    ]
+
+
+def labels_of(trace):
+    """When each label of a batch begins and ends, and what it says."""
+    return sorted(
+        (event["ts"], event["ts"] + event["dur"], LABEL.match(event["name"]))
+        for event in trace["traceEvents"]
+        if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
+    )
+
+
+def cut(first, last):
+    """Keep a part of a host's time, from one share of it to another."""
+
+    def change(trace):
+        stamps = [event["ts"] for event in trace["traceEvents"] if event.get("cat") in HOST]
+        low, length = min(stamps), max(stamps) - min(stamps)
+        keep(trace, lambda at: first <= (at - low) / length < last)
+
+    return change
+
+
+def hole(first, last):
+    """Leave out a part of a host's time."""
+
+    def change(trace):
+        stamps = [event["ts"] for event in trace["traceEvents"] if event.get("cat") in HOST]
+        low, length = min(stamps), max(stamps) - min(stamps)
+        keep(trace, lambda at: not first <= (at - low) / length < last)
+
+    return change
+
+
+def without_batches(first, count):
+    """Leave out some batches, from label to label."""
+
+    def change(trace):
+        begins = [begin for begin, _, _ in labels_of(trace)]
+        keep(trace, lambda at: not begins[first] <= at < begins[first + count])
+
+    return change
+
+
+def shifted(by_us):
+    """Set a clock off."""
+
+    def change(trace):
+        for event in trace["traceEvents"]:
+            if "ts" in event:
+                event["ts"] += by_us
+
+    return change
+
+
+def relabelled(word):
+    """Write other labels."""
+
+    def change(trace):
+        for event in trace["traceEvents"]:
+            event["name"] = LABEL.sub(word, event.get("name", ""))
+
+    return change
+
+
+def of_older_version(label):
+    return f"execute_new_{label[1]}_cached_{label[3]}"
+
+
+def from_a_prompt(trace):
+    """Begin in the middle of the label of a batch with a prompt; of none, of any batch."""
+    labels = labels_of(trace)
+    begin, end, _ = next((one for one in labels[2:] if one[2][1] != "0"), labels[2])
+    keep(trace, lambda at: at >= (begin + end) / 2)
+
+
+def each(change, *ranks):
+    def apply(traces):
+        for rank, trace in traces.items():
+            if not ranks or rank in ranks:
+                change(trace)
+        return traces
+
+    return apply
+
+
+def missing(rank):
+    return lambda traces: {name: trace for name, trace in traces.items() if name != rank}
+
+
+def renamed(traces):
+    names = sorted(traces)
+    return {name: traces[other] for name, other in zip(names, names[::-1], strict=True)}
+
+
+ALTERATIONS = {
+    "without the first fifth": each(cut(0.2, 1.0)),
+    "without the last fifth": each(cut(0.0, 0.8)),
+    "the first quarter alone": each(cut(0.0, 0.25)),
+    "rank 0 ends early": each(cut(0.0, 0.6), 0),
+    "the last ends early": each(cut(0.0, 0.6), 3),
+    "rank 1 begins late": each(cut(0.3, 1.0), 1),
+    "a hole in all": each(hole(0.45, 0.55)),
+    "a hole in rank 2": each(hole(0.45, 0.55), 2),
+    "five batches removed": each(without_batches(8, 5)),
+    "two batches of rank 1 removed": each(without_batches(8, 2), 1),
+    "begins in a prompt": each(from_a_prompt),
+    "rank 2 clock 3 ms late": each(shifted(3_000.0), 2),
+    "rank 0 clock 40 s early": each(shifted(-40e6), 0),
+    "labels of an older version": each(relabelled(of_older_version)),
+    "no labels": each(relabelled(lambda _: "step")),
+    "rank 0 missing": missing(0),
+    "rank 1 missing": missing(1),
+    "rank 3 missing": missing(3),
+    "ranks renamed": renamed,
+}
