@@ -311,7 +311,7 @@ def test_too_few_batches_to_show_the_way_back_price_nothing(tmp_path):
     bench.cut(DATA / "k4", [(0.0, 0.45)] * 4, tmp_path)
     part = debubble.analyse(tmp_path, in_flight=12)
     assert len(part.stream.queue) <= 12
-    with pytest.raises(NoFit, match="too few to show the way back"):
+    with pytest.raises(NoFit, match="from first to last stage: too few"):
         part.server_model()
 
 
