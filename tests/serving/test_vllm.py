@@ -121,11 +121,14 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
         assert plan.as_is.tokens_out_per_s == pytest.approx(noted.tokens_out_per_s)
         return
     if name in {"pp4_few", "pp2_graph"}:
-        clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1513)
+        # Its own metrics count more than the client did: 1,690 tokens a second for 1,513.
+        clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1690)
         assert (plan.traffic.clients, plan.traffic.output) == (clients, output)
-        assert plan.as_is.tokens_out_per_s == pytest.approx(
-            measured, rel=0.3 * plan.profiled + 0.02
-        )
+        assert not plan.profiled
+        assert plan.as_is.tokens_out_per_s == pytest.approx(measured, rel=0.02)
+        model = analysis.server_model()
+        modelled = plan.as_is.tokens_out_per_s * (1 + model.off)
+        assert modelled == pytest.approx(144 if name == "pp4_few" else 1513, rel=0.03)
         return
     assert any("decode alone" in line for line in plan.assumptions)
     assert plan.traffic.prompts == [[0.0, 1.0]]
@@ -260,9 +263,8 @@ def test_labels_without_tokens_tell_the_same_batches(tmp_path):
     assert older.stream.batches.phase.tolist() == newer.stream.batches.phase.tolist()
     # A prompt of 512 and seven answers may be told as eight tokens more: requests are not.
     assert older.stream.batches.padded.tolist() == newer.stream.batches.padded.tolist()
-    assert older.server_model().as_is.tokens_out_per_s == pytest.approx(
-        newer.server_model().as_is.tokens_out_per_s, rel=0.15
-    )
+    # Of captures without metrics: those of the whole one lie beside its traces.
+    assert older.server_model().as_is.tokens_out_per_s == pytest.approx(574, rel=0.02)
 
 
 def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):

@@ -34,8 +34,6 @@ _QUEUED_NS = 15_000
 _ATTENTION = re.compile(r"sdpa|flash|fmha|attention|mha|softmax", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
-# Passes of one phase differ by this much at most; what is beyond is the profiler's.
-_MOST_SPREAD = (0.5, 2.0)
 # Batches of one size differ by a few tokens, which tell nothing of what a token takes.
 _TWICE = 2
 # A turn of a host that so many batches show is what it takes.
@@ -141,7 +139,7 @@ def measure_costs(
     """Fit what a batch takes; None where no batch of known size decodes."""
     by_rank = {trace.rank: trace for trace in traces}
     mine = [by_rank[rank.rank] for rank in batches.ranks if rank.rank in by_rank]
-    with_prompts = (batches.phase == Phase.MIXED) | (batches.phase == Phase.PREFILL)
+    with_prompts = batches.with_prompts
     decode = _phase_costs(batches, mine, batches.phase == Phase.DECODE)
     if decode is None:
         return None
@@ -242,12 +240,15 @@ def _turns(
 
 
 def _spread(batches: Batches, mine: Flags) -> tuple[float, ...]:
-    """Return passes of a phase over what its stage mostly takes, in no order."""
-    length = batches.length()[mine & batches.inside].astype(np.float64)
+    """Return passes of a phase over what its stage mostly takes for their size, in no order."""
+    mine &= batches.inside & (batches.tokens > 0)
+    length, tokens = batches.length()[mine], batches.tokens[mine]
     if not len(length):
         return (1.0,)
-    ratios = (length / np.maximum(np.median(length, axis=0), 1.0)).ravel()
-    return tuple(np.random.default_rng(0).permutation(np.clip(ratios, *_MOST_SPREAD)).tolist())
+    slopes = np.array([_slope(tokens, taken) for taken in length.T])
+    of_size = tokens[:, None] * slopes
+    usual = np.maximum(np.median(length - of_size, axis=0) + of_size, 1.0)
+    return tuple(np.random.default_rng(0).permutation((length / usual).ravel()).tolist())
 
 
 def _phase_costs(
