@@ -283,7 +283,7 @@ class Analysis:
         if pipeline.windows and known is None:
             raise UsageError(
                 "the schedule that ran was not recognised",
-                hint="say it with --schedule-measured, such as 1f1b",
+                hint="give --schedule-measured, such as 1f1b",
             )
         baseline = self._baseline_with(stated, also)
         return ask(baseline, request.idea(baseline, stated.tokens.scale(baseline)))
