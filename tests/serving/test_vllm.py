@@ -274,7 +274,7 @@ def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):
     assert analysis.pipeline.stream.may_be == (2, None)
     assert "2 or more batches in flight" in debubble.find(analysis).verdict
     assert debubble.find(analysis).theory.bubble_fraction is None
-    with pytest.raises(NoFit, match="no number in flight"):
+    with pytest.raises(NoFit, match="number of batches in flight is unknown"):
         analysis.server_model()
 
 
@@ -302,3 +302,31 @@ def test_an_altered_capture_says_less_or_the_same_and_nothing_wrong(tmp_path, na
     # Of the whole capture without metrics it is 574 tokens/s, of its decode alone 1,111.
     known = 1111 if plan.model.costs.prompts is None else 574
     assert plan.model.as_is.tokens_out_per_s == pytest.approx(known, rel=0.15)
+
+
+def test_tokens_of_a_draft_are_no_requests_and_are_not_priced(tmp_path):
+    traces = altered_captures.read(SHIPPED / "pp4_split")
+    drafts = altered_captures.relabelled(
+        lambda label: f"execute_context_0(0)_generation_{label[3]}({3 * int(label[4])})"
+    )
+    altered_captures.write(altered_captures.each(drafts)(traces), tmp_path)
+    drafted, plain = debubble.analyse(tmp_path), debubble.analyse(SHIPPED / "pp4_split")
+    assert drafted.stream.batches.rows.tolist() == plain.stream.batches.rows.tolist()
+    assert drafted.stream.batches.tokens.tolist() == (3 * plain.stream.batches.tokens).tolist()
+    assert drafted.stream.spent == plain.stream.spent  # a draft is part of its stage
+    assert debubble.find(drafted).named[0].stage == 3
+    with pytest.raises(NoFit, match="how many are accepted no trace tells"):
+        drafted.plan_server()
+
+
+def test_a_server_of_prompts_alone_is_told_as_that(tmp_path):
+    """Of a disaggregated server: here decode is labelled as prompts."""
+    traces = altered_captures.read(SHIPPED / "pp4_split")
+    prompts = altered_captures.relabelled(
+        lambda label: f"execute_context_{label[3]}({label[4]})_generation_0(0)"
+    )
+    altered_captures.write(altered_captures.each(prompts)(traces), tmp_path)
+    analysis = debubble.analyse(tmp_path)
+    assert {part.phase for part in analysis.phases} == {"prefill"}
+    with pytest.raises(NoFit, match="a server of prompts alone is not priced"):
+        analysis.plan_server()

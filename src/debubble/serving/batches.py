@@ -132,6 +132,12 @@ class Batches(Columns):
         return sum(self.round) or max(1, round(each * (self.groups or 1)))
 
     @property
+    def drafted(self) -> bool:
+        """Whether requests have several tokens in a batch: a draft that it checks."""
+        decodes = (self.phase == Phase.DECODE) & (self.rows > 0)
+        return bool((self.tokens[decodes] > self.rows[decodes]).any())
+
+    @property
     def starved(self) -> bool:
         """Whether turns have no request because there are fewer of them than stages."""
         return self.stream.empty_turns > 0 and self.turn_known and self.requests < self.stages
