@@ -21,8 +21,9 @@ from statistics import median
 
 import numpy as np
 
-from debubble.serving.batches import UNSEEN, Batches, pass_rows
+from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue
+from debubble.timeline.bubble import FEWEST_BATCHES
 from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
 from debubble.timeline.turns import Phase
 from debubble.timeline.work import Work, find_synchronisations, find_work
@@ -34,10 +35,6 @@ _QUEUED_NS = 15_000
 _ATTENTION = re.compile(r"sdpa|flash|fmha|attention|mha|softmax", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
-# Batches of one size differ by a few tokens, which tell nothing of what a token takes.
-_TWICE = 2
-# A turn of a host that so many batches show is what it takes.
-_FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +218,7 @@ def _turns(
 
     # Hosts that hand shapes over ask for a message when the host before has done so: only those
     # that are late in most batches take so long themselves.
-    enough = max(_FEW, len(now) // 2) if batches.turn_known else _FEW
+    enough = max(FEWEST_BATCHES, len(now) // 2) if batches.turn_known else FEWEST_BATCHES
 
     def middle(stages: Sequence[int], prompts: bool) -> float | None:
         mine = [one for at, phase, one in shown if at in stages and phase == prompts]
@@ -280,8 +277,11 @@ def _phase_costs(
 
 
 def _slope(tokens: I64, device_ns: I64) -> float:
-    """Return what a token more takes, by least squares; nothing where no batch is twice another."""
-    if not len(tokens) or tokens.max() < _TWICE * max(int(tokens.min()), 1):
+    """Return what a token more takes, by least squares; nothing where no batch is twice another.
+
+    Batches of one size differ by a few tokens, which tell nothing.
+    """
+    if not len(tokens) or tokens.max() < 2 * max(int(tokens.min()), 1):
         return 0.0
     apart = tokens - tokens.mean()
     square = float((apart * apart).sum())
@@ -293,7 +293,9 @@ def _read_program(
 ) -> tuple[PassProgram, float]:
     """Read the launches, waits and kernels of a pass; and what of it is attention's."""
     work, calls = find_work(trace), find_synchronisations(trace)
-    rows = pass_rows(work, rank.clock_offset_ns, begin, end)
+    begin, end = begin - rank.clock_offset_ns, end - rank.clock_offset_ns
+    launched = (work.issued_ns >= begin) & (work.issued_ns <= end)
+    rows = np.flatnonzero(launched & (work.end_ns <= end))
     issued = work.issued_ns[rows]
     kernels = work.end_ns[rows] - work.start_ns[rows]
     last = int(issued.max())
@@ -342,7 +344,7 @@ def _read_reflexes(work: Work, calls: Synchronisations) -> Reflexes:
     wakes = (calls.end_ns - ends[last])[kept]
 
     def middle(found: I64, otherwise: float) -> float:
-        return float(np.median(found)) if len(found) >= _FEW else otherwise
+        return float(np.median(found)) if len(found) >= FEWEST_BATCHES else otherwise
 
     return Reflexes(
         gap_ns=middle(gaps, usual.gap_ns),

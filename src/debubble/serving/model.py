@@ -242,8 +242,7 @@ def _traffic(batches: Batches, costs: Costs, setting: Setting, around: Span | No
             clients=clients, prompts=((max(1, round(prompt)), 1.0),), output=max(2, round(answer))
         )
     # Each request has one batch with its prompt among those that answer it.
-    mixed = float(((batches.phase == Phase.MIXED) | (batches.phase == Phase.PREFILL)).mean())
-    output = max(2, round(clients / setting.in_flight / mixed))
+    output = max(2, round(clients / setting.in_flight / float(batches.with_prompts.mean())))
     return Traffic(clients=clients, prompts=((setting.chunk, 1.0),), output=output)
 
 
