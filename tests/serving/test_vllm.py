@@ -130,7 +130,7 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
         modelled = plan.as_is.tokens_out_per_s * (1 + model.off)
         assert modelled == pytest.approx(144 if name == "pp4_few" else 1513, rel=0.03)
         return
-    assert any("decode alone" in line for line in plan.assumptions)
+    assert any("decode only" in line for line in plan.assumptions)
     assert plan.traffic.prompts == [[0.0, 1.0]]
     rows = analysis.stream.batches.rows
     measured = analysis.pipeline.stream.batches_per_s * rows[rows > 0].mean()
@@ -182,7 +182,8 @@ def test_a_trace_that_ends_early_makes_the_answer_one_in_part(tmp_path, rank):
         kept = whole[: int(0.7 * len(whole))] if file.name.startswith(f"rank{rank}.") else whole
         (tmp_path / file.name).write_bytes(gzip.compress(kept, 1))
     verdict = debubble.find(tmp_path).verdict
-    assert verdict.startswith(f"In part, with a trace of rank {rank} that ends early: ranks wait")
+    # What is left has no kernel: the rank counts as missing.
+    assert verdict.startswith(f"In part, with no trace of rank {rank}: the other ranks wait 7")
 
 
 def test_labels_and_sizes_tell_the_same_of_an_engine(tmp_path):
@@ -299,8 +300,8 @@ def test_an_altered_capture_says_less_or_the_same_and_nothing_wrong(tmp_path, na
         plan = analysis.plan_server()
     except NoFit:
         return
-    # Of the whole capture without metrics it is 574 tokens/s, of its decode alone 1,111.
-    known = 1111 if plan.model.costs.prompts is None else 574
+    # Clients saw 604 tokens/s; decode alone, as some parts are, gives 1,111 under the profiler.
+    known = 1111 if plan.model.costs.prompts is None else STEADY[8, 8, 8, 8]
     assert plan.model.as_is.tokens_out_per_s == pytest.approx(known, rel=0.15)
 
 
