@@ -55,17 +55,14 @@ from debubble.capture.session import describe, say
 from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
 
 _TOLD = "debubble/meter/told"
-# How often ranks tell each other, figures are written, and a line goes to the log.
-_TELL_S, _LINE_S = 1.0, 60.0
 # A job of thousands of ranks tells less often: all of them ask one store.
 _TELL_S_PER_RANK = 0.01
-_MEMORY_STEPS = 10
 # Segments that wait for a disk that is slower than the job; older ones are dropped.
 _MOST_SEGMENTS = 8
-_CLOSE_S = 5.0
 # Steps that wait to be read before the meter's thread is woken for them.
 _READ_STEPS = 16
-_LAST_LOOKS, _LAST_LOOK_S = 10, 0.01
+# At the end, for a device to come to it: ten times as long at most.
+_LAST_LOOK_S = 0.01
 _log = logging.getLogger("debubble")
 
 
@@ -189,14 +186,14 @@ class Meter:
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+            self._thread.join(self.settings.close_s)
         if self._thread is None or not self._thread.is_alive():
             self._write_the_last()
         self._fall_silent()
 
     def _write_the_last(self) -> None:
         """Give the device a moment to come to the end, and write what there is."""
-        for _ in range(_LAST_LOOKS):
+        for _ in range(10):
             self._read()
             if not self._recorder.pending:
                 break
@@ -265,7 +262,7 @@ class Meter:
         figures = measure_step(step)
         if figures is None or self._table is None or self._own is None or self._job is None:
             return
-        if step.number % _MEMORY_STEPS == 0 and not self._recorder.on_host:
+        if step.number % self.settings.segment == 0 and not self._recorder.on_host:
             self._memory = torch.cuda.max_memory_allocated()
         place = self._hooks.place
         done = self._table.add(step, 0 if place is None else place.pipeline, self._memory)
@@ -302,12 +299,13 @@ class Meter:
 
     def _run(self) -> None:
         next_look = next_told = next_line = self._clock()
-        next_line += _LINE_S
+        next_line += self.settings.line_s
         first = 0
         try:
             if self._device is not None:  # a thread begins on the first, and would open it
                 torch.cuda.set_device(self._device)
-            poll_s = self._agreement.poll_s if self._agreement is not None else _TELL_S
+            tell_s = self.settings.tell_s
+            poll_s = self._agreement.poll_s if self._agreement is not None else tell_s
             world_size = self._job.world_size if self._job is not None else 1
             while not self._stop.is_set():
                 self._wake.wait(poll_s)
@@ -321,10 +319,10 @@ class Meter:
                 if now >= next_told:
                     self._tell()
                     write_metrics(self.settings.out, self._rank, self.metrics())
-                    next_told = now + max(_TELL_S, world_size * _TELL_S_PER_RANK)
+                    next_told = now + max(tell_s, world_size * _TELL_S_PER_RANK)
                 if now >= next_line:
                     first = self._say_line(first)
-                    next_line = now + _LINE_S
+                    next_line = now + self.settings.line_s
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
         finally:

@@ -42,6 +42,12 @@ class Settings(JobSettings):
     """Of one step, over all microbatches."""
     split: tuple[int, ...] | None = None
     """Layers of each stage."""
+    tell_s: float = 1.0
+    """How often ranks tell each other, and metrics are written."""
+    line_s: float = 60.0
+    """How often a line goes to the log, and scalars to the logger."""
+    close_s: float = 5.0
+    """How long the end of the job waits for a logger or a disk that hangs."""
 
     def __post_init__(self) -> None:
         for name in ("segment", "keep", "steps", "captures", "tokens"):
