@@ -16,7 +16,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -46,7 +45,6 @@ from debubble.annexes.meter.record import Recorder, Step
 from debubble.annexes.meter.settings import CAPTURES, Settings
 from debubble.annexes.meter.trigger import (
     Agreement,
-    LocalServer,
     TriggeredCapture,
     asked_by_file,
 )
@@ -104,7 +102,6 @@ class Meter:
         self._off = False
         self._undo = ExitStack() if undo is None else undo
         self._thread: threading.Thread | None = None
-        self._server: LocalServer | None = None
 
     def start(self) -> None:
         """Stand around the job's functions from here on."""
@@ -240,13 +237,6 @@ class Meter:
         if dist.is_available() and dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
         self._agreement = Agreement(store, job.world_size, self.settings.every_s)
-        if self.settings.port is not None:
-            self._server = LocalServer(
-                self.settings.port and self.settings.port + int(os.environ.get("LOCAL_RANK", "0")),
-                self.metrics,
-                self._say_straggler,
-                self._wanted.set,
-            )
         if uses_cuda():
             self._device = torch.cuda.current_device()
         self._thread = threading.Thread(target=self._run, name="debubble-meter", daemon=True)
@@ -325,9 +315,6 @@ class Meter:
                     next_line = now + self.settings.line_s
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
-        finally:
-            if self._server is not None:
-                self._server.close()
 
     def _write_segments(self) -> None:
         while self._segments:
@@ -411,10 +398,6 @@ class Meter:
         place = self._hooks.place
         members = self._told if place is None else place.ranks
         return [self._told[rank] for rank in sorted(members) if rank in self._told]
-
-    def _say_straggler(self) -> dict[str, Any] | None:
-        found = self.straggler()
-        return None if found is None else asdict(found)
 
 
 def _silence(meter: Meter | None) -> None:

@@ -29,7 +29,7 @@ from debubble.annexes.watch.config import Config, Source, Trigger
 from debubble.annexes.watch.journal import Claim, Journal
 from debubble.annexes.watch.judge import Judge
 from debubble.annexes.watch.metrics import Counts
-from debubble.annexes.watch.mix import RETRY_SHARE, ask_server, requests_between
+from debubble.annexes.watch.mix import ask_server, requests_between
 from debubble.annexes.watch.routes import Routes, Server
 from debubble.annexes.watch.sources import ReadyCapture, Scanner, digest_place, prune
 from debubble.annexes.watch.supervise import PATIENCE, Patience, in_daemon, log, supervise
@@ -351,7 +351,7 @@ class Service:
             if problem:
                 log("not_captured", level="warning", source=source.name, problem=problem)
                 self.counts.refused(source.name)
-                due = time.time() + RETRY_SHARE * trigger.every_s
+                due = time.time() + self.patience.retry_share * trigger.every_s
             else:
                 due = time.time() + trigger.every_s
 

@@ -43,6 +43,8 @@ class Patience:
     """For a client to ask."""
     answer_s: float = 10.0
     """Then to take the answer."""
+    retry_share: float = 0.1
+    """Of the time between two captures, for a server that is pressed or away to be asked again."""
     first_retry_s: float = 1.0
     """After a failure; then twice as long each time."""
     longest_retry_s: float = 300.0
