@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import free_port
+from support.processes import PATIENCE_S, free_port
 from support.requirements import need_program
 
 from debubble.links.live import pairs_of
@@ -51,7 +51,7 @@ def measure_paced(hop, folder, out):
     ]
     try:
         for one in ranks:
-            _, said = one.communicate(timeout=180)
+            _, said = one.communicate(timeout=PATIENCE_S)
             assert one.returncode == 0, said.decode()
     finally:
         for one in ranks:

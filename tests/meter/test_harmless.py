@@ -249,7 +249,7 @@ def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(tmp_pa
 
     def hang(_values, _step):
         asked.set()
-        answers.wait(20)
+        answers.wait()
 
     beat = MeterBeat(Settings(out=tmp_path, segment=2, line_s=0.0, close_s=0.1), hang)
     beat.start()
@@ -257,9 +257,8 @@ def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(tmp_pa
     try:
         wait_until(lambda: losses(schedule) == expected and asked.is_set())
         assert losses(schedule) == expected
-        began = time.monotonic()
         beat.meter.close()
-        assert time.monotonic() - began < 5
+        assert beat.meter._thread.is_alive()  # it still waits for the answer
     finally:
         answers.set()
         beat.meter._thread.join(10)
