@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from debubble.errors import LogError
-from debubble.links.hop_times import Hop
-from debubble.links.judge import GB
+from debubble.links.hop_times import GB, Hop
 from debubble.units import NS_PER_S
 
 

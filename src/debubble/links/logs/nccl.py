@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from debubble.links.judge import GB
+from debubble.links.hop_times import GB
 from debubble.links.logs.model import (
     Half,
     LogRank,

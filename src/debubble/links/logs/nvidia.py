@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
-from debubble.links.hop_times import Hop
-from debubble.links.judge import CLASSES, GB, LinkClass, nvlink_of
+from debubble.links.hop_times import CLASSES, GB, Hop, LinkClass, nvlink_of
 from debubble.links.logs.model import (
     ROUNDED_GB_S,
     CopyLog,
