@@ -55,8 +55,8 @@ _NO_TRACES = {
     "a server without requests counts no steps",
 }
 _NO_METRICS = {
-    "vllm": "{url}/metrics tells nothing: what the profiler costs is not known",
-    "sglang": "{url}/metrics tells nothing: what the profiler costs is not known; "
+    "vllm": "{url}/metrics has no data: profiling overhead unknown",
+    "sglang": "{url}/metrics has no data: profiling overhead unknown; "
     "start SGLang with --enable-metrics",
 }
 

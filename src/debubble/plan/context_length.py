@@ -14,10 +14,9 @@ from debubble.plan.advice import WORTH
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
 from debubble.plan.plan import Plan
+from debubble.simulate.predict import FOUR_OF_FIVE
 
-# Standard deviations to either side that hold four of five.
-_FOUR_OF_FIVE = 1.2816
-_MEMORY = "what a microbatch in flight holds grows as tokens do"
+_MEMORY = "the memory of a microbatch in flight scales with tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,14 @@ class OtherLength:
     @property
     def best(self) -> Survivor | None:
         """What is to be recommended there."""
-        return next((one for one in self.survivors if one.sure and not one.changes_training), None)
+        return next(
+            (
+                survivor
+                for survivor in self.survivors
+                if survivor.sure and not survivor.changes_training
+            ),
+            None,
+        )
 
 
 def at_length(plan: Plan, token_scale: float) -> OtherLength:
@@ -64,11 +70,17 @@ def at_length(plan: Plan, token_scale: float) -> OtherLength:
     assumed = () if plan.baseline.memory is None else (_MEMORY,)
     idea = Idea(lever="context length", change=change, assumptions=assumed)
     unchanged = weigh(plan.baseline, idea)
-    found = [_survive(plan, option, unchanged, token_scale) for option in plan.options]
-    found.sort(key=lambda one: (one.there.fits_memory is False, one.changes_training, -one.gain))
+    survivors = [_survive(plan, option, unchanged, token_scale) for option in plan.options]
+    survivors.sort(
+        key=lambda survivor: (
+            survivor.there.fits_memory is False,
+            survivor.changes_training,
+            -survivor.gain,
+        )
+    )
     ranked = [
         replace(survivor, rank=None if survivor.there.fits_memory is False else number)
-        for number, survivor in enumerate(found, start=1)
+        for number, survivor in enumerate(survivors, start=1)
     ]
     return OtherLength(
         token_scale=token_scale,
@@ -84,7 +96,7 @@ def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) 
     surely = replace(weighed_on.source.passes, growth_spread=0.0)
     there = weigh(replace(weighed_on, source=replace(weighed_on.source, passes=surely)), idea)
     cut = plan.baseline.microbatch_scale(option.change)
-    unsure = _FOUR_OF_FIVE * plan.baseline.source.passes.growth_spread * abs(log(cut))
+    unsure = FOUR_OF_FIVE * plan.baseline.source.passes.growth_spread * abs(log(cut))
     now, middle = 1 + unchanged.throughput_gain, 1 + there.throughput_gain
     low = middle * exp(-hypot(log(middle / (1 + there.throughput_low)), unsure)) / now - 1
     return Survivor(

@@ -31,7 +31,7 @@ def set_hops(baseline: Baseline, idea: Idea, rates: Mapping[Hop, float]) -> Idea
         hint = "record with record_shapes=True"
         if baseline.ranks[0].timers:
             hint = "give the table a column of bytes, in the rows of sends or receives"
-        raise UsageError("nothing tells how large messages are", hint=hint)
+        raise UsageError("the size of messages is unknown", hint=hint)
     slower: dict[Hop, int] = {}
     quicker: dict[Hop, float] = {}
     typical = wires.one_way

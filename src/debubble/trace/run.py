@@ -411,9 +411,9 @@ def _settle_ranks(
             gaps.append(
                 Gap(
                     code=Code.NO_RANK,
-                    message="the front end's trace, of no rank: left alone"
+                    message="the front end's trace, of no rank: ignored"
                     if front_end
-                    else "no rank: neither distributedInfo nor the file name tells it",
+                    else "rank unknown: neither distributedInfo nor the file name has it",
                     hint='start vLLM with "ignore_frontend": true in --profiler-config'
                     if front_end
                     else "rename it to rank<N>.json.gz",
