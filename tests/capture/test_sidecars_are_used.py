@@ -101,7 +101,9 @@ def test_plan_and_simulate_hold_changes_against_the_unprofiled_batch(capture):
     assert by_hand["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(0.9)
     asked = answer(f"simulate {capture}", capture)
     assert asked["measured"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
-    assert "profiling overhead +25 %" in type_command(f"debubble plan {capture}", capture.parent).text
+    assert (
+        "profiling overhead +25 %" in type_command(f"debubble plan {capture}", capture.parent).text
+    )
 
 
 def test_steps_that_were_quicker_under_the_profiler_are_no_measure_of_it(capture):
