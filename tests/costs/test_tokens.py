@@ -20,21 +20,21 @@ def logs(**times):
     }
 
 
-def test_a_little_of_each_pass_and_adding_to_gradients_do_not_grow_with_tokens():
+def test_only_adding_to_gradients_does_not_grow_with_tokens():
     growth = grow_by_one_run(logs(F_0=1.0, B0_0=1.6, B_0=2.0, B0_1=2.4, B_1=3.0))
-    assert growth[F, False] == Growth(constant=0.04)
-    assert growth[B, True] == Growth(constant=0.04)
-    assert growth[B, False].constant == pytest.approx(0.04 + 0.4 / 2.0)
-    assert growth[F, False].times(2) == pytest.approx(1.96)
-    assert growth[B, False].times(2) == pytest.approx(0.24 + 0.76 * 2)
+    assert growth[F, False] == Growth()
+    assert growth[B, True] == Growth()
+    assert growth[B, False].constant == pytest.approx(0.4 / 2.0)
+    assert growth[F, False].times(2) == pytest.approx(2.0)
+    assert growth[B, False].times(2) == pytest.approx(0.2 + 0.8 * 2)
 
 
 def test_no_more_than_a_pass_stays():
-    assert grow_by_one_run(logs(B0_0=0.01, B_0=2.0))[B, False].constant == 1.0
+    assert grow_by_one_run(logs(B0_0=1e-9, B_0=2.0))[B, False].constant == pytest.approx(1.0)
 
 
 def test_a_first_pass_that_happens_to_be_slower_is_no_negative_constant():
-    assert grow_by_one_run(logs(B0_0=2.2, B_0=2.0))[B, False].constant == 0.04
+    assert grow_by_one_run(logs(B0_0=2.2, B_0=2.0))[B, False].constant == 0.0
 
 
 @pytest.mark.parametrize(("tokens", "other"), [(1024, 512), (512, 1024), (100, 3200)])
@@ -69,4 +69,4 @@ def test_what_gets_quicker_with_more_tokens_is_taken_to_stay_as_it_is():
 def test_what_only_one_run_has_grows_as_by_one_run():
     growth = grow_by_two_runs(logs(F_0=1.0, W0_0=0.9, W_0=1.0), logs(F_0=1.9), ratio=2.0)
     assert growth[F, False].constant == pytest.approx(0.1)
-    assert growth[W, False].constant == pytest.approx(0.04 + 0.1)
+    assert growth[W, False].constant == pytest.approx(0.1)

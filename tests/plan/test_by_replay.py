@@ -13,6 +13,7 @@ from support.traces.recordings import SHARED
 import debubble
 from debubble import api
 from debubble.ledger.hop_health import account_for
+from debubble.plan.baseline import FITS
 from debubble.plan.by_replay import find_misses
 from debubble.plan.plan import make_plan
 from debubble.plan.request import Planned
@@ -83,7 +84,9 @@ def test_what_is_simulated_too_long_is_where_the_run_is_missed(slow_hop, wrong, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DUALPIPE.is_dir(), reason="a recording that is not here")
-def test_overlapped_forward_and_backward_passes_are_met_and_planned_by_simulation():
-    answer = debubble.plan(api.analyse(DUALPIPE))
+def test_overlapped_forward_and_backward_passes_are_simulated_as_they_were_recorded():
+    analysis = api.analyse(DUALPIPE)
+    assert abs(analysis.baseline().misfit) <= log(1 + FITS)
+    answer = debubble.plan(analysis)
     assert answer.options
     assert not any(option.by_replay for option in answer.options)

@@ -9,10 +9,10 @@ import pytest
 
 import debubble.simulate.events
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
-from debubble.simulate.engine import Engine, in_a_pass
+from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS, EventGraph, OrderCycle
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import Lengths, SyncTable, Times
+from debubble.simulate.program import Lengths, SyncTable
 from debubble.timeline.schedules import order_of
 
 ALL = [way for way in Communication if way not in OF_ONE_SCHEDULE]
@@ -213,44 +213,3 @@ def test_an_order_that_waits_in_a_circle_is_refused_when_run():
     program = plan_program(order_of("1f1b", 2, 4), Communication.POSTED, rendezvous=True)
     with pytest.raises(OrderCycle, match="circle"):
         Engine(program).run(drawn(program, 3, held=False))
-
-
-class TestInAPass:
-    """Rank 0 computes from 0 to 5 ms and from 6 to 10; its one batch could start at some moment."""
-
-    MS = 1_000_000
-
-    def told(self, ready_ms, until_ms):
-        program = plan_program(order_of("forward-only", 2, 2), Communication.POSTED)
-        start = np.zeros(len(program.passes), dtype=np.int64)
-        mine = program.passes.place == 0
-        start[mine], end = [0, 6 * self.MS], np.zeros_like(start)
-        end[mine] = [5 * self.MS, 10 * self.MS]
-        batches = np.zeros(len(program.batches), dtype=np.int64)
-        times = Times(pass_start=start, pass_end=end, batch_start=batches, batch_end=batches)
-        ready, until = (
-            np.full(len(batches), round(moment * self.MS)) for moment in (ready_ms, until_ms)
-        )
-        found = in_a_pass(program, times, ready, until)
-        many = in_a_pass(
-            program,
-            Times(**{name: np.stack([getattr(times, name)] * 2, axis=1) for name in FIELDS}),
-            np.stack([ready] * 2, axis=1),
-            np.stack([until] * 2, axis=1),
-        )
-        assert many.tolist() == [[one, one] for one in found.tolist()]
-        return set(found[program.batches.place == 0].tolist())
-
-    def test_a_batch_whose_rank_computes_all_the_while_until_it_starts_is(self):
-        assert self.told(1, 4.9) == {True}
-        assert self.told(7, 7.5) == {True}
-
-    def test_one_that_starts_with_or_after_the_end_of_the_pass_is_not(self):
-        assert self.told(1, 5) == {False}
-        assert self.told(1, 8) == {False}
-
-    def test_one_that_could_start_between_passes_is_not_unless_a_pass_begins_at_once(self):
-        assert self.told(5.5, 5.6) == {False}
-        assert self.told(5.9, 7) == {False}
-        assert self.told(5.99, 7) == {True}
-        assert self.told(11, 12) == {False}

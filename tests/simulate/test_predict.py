@@ -15,7 +15,7 @@ from support.timelines.engine_runs import MS, planned_run
 from debubble.simulate.communication import Communication
 from debubble.simulate.costs.wire_pools import BUFFERED_BYTES
 from debubble.simulate.planned import planned_engine
-from debubble.simulate.predict import WhatIf, enough_draws, mean_lengths, predict
+from debubble.simulate.predict import SPREAD, WhatIf, enough_draws, mean_lengths, predict
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import order_of
 
@@ -71,40 +71,6 @@ class TestBesideMessages:
         assert set(run_at_means(source, "forward-only", 4, way)[1].passes.tolist()) == {5 * MS}
 
 
-class TestOtherMessages:
-    @pytest.mark.parametrize("way", [Communication.POSTED, Communication.ASYNCHRONOUS])
-    def test_a_message_takes_longer_by_each_other_on_its_way_while_it_is(self, way):
-        source = a_source("forward-only", 4, 6, contention=0.2)
-        program, lengths, times = run_at_means(source, "forward-only", 6, way)
-        leaves = np.maximum(times.batch_start[program.messages.sent], 0)
-        arrives = leaves + lengths.wire
-        for row, (begin, end) in enumerate(zip(leaves, arrives, strict=True)):
-            beside = [
-                max(0, min(end, over) - max(begin, begun)) / (end - begin)
-                for other, (begun, over) in enumerate(zip(leaves, arrives, strict=True))
-                if other != row
-            ]
-            assert lengths.wire[row] == pytest.approx(WIRE_NS * exp(0.2 * sum(beside)), rel=0.02)
-        assert lengths.wire.max() > 1.2 * WIRE_NS
-
-    def test_the_other_half_of_an_exchange_is_none(self):
-        source = a_source("1f1b", 2, 6, contention=0.5)
-        program, lengths, _ = run_at_means(source, "1f1b", 6, Communication.FUSED)
-        assert program.messages.rendezvous.any()
-        assert set(lengths.wire.tolist()) == {WIRE_NS}
-
-    def test_those_of_a_hop_that_is_held_back_are_on_nobodys_way(self):
-        source = a_source("forward-only", 3, 6, contention=0.5)
-        way = Communication.ASYNCHRONOUS
-        program, lengths, _ = run_at_means(
-            source, "forward-only", 6, way, wire_ns={(0, 1): 30 * MS}
-        )
-        slow = program.batches.place[program.messages.sent] == 0
-        assert set(lengths.wire[slow].tolist()) == {30 * MS}
-        # The others come every 30 ms, each alone.
-        assert set(lengths.wire[~slow].tolist()) == {WIRE_NS}
-
-
 @pytest.mark.parametrize(("buffers", "drain"), [(True, 15 * MS), (False, 30 * MS)])
 def test_over_a_slow_hop_what_is_buffered_is_underway_in_an_exchange_too(buffers, drain):
     """Half of each message fits on its way; where senders wait for receivers nothing does."""
@@ -119,23 +85,6 @@ def test_over_a_slow_hop_what_is_buffered_is_underway_in_an_exchange_too(buffers
     assert lengths.drain[slow] == pytest.approx(np.full(slow.sum(), drain), rel=1e-3)
 
 
-class TestLateKernels:
-    """Ranks 0 and 1, four microbatches: a kernel that could start beside compute waits 1 ms."""
-
-    def gaps(self, way):
-        source = a_source("forward-only", 2, 4)
-        source = replace(source, batch_gap_ns=1000, late_gap_ns=MS)
-        program, lengths, _ = run_at_means(source, "forward-only", 4, way)
-        return [lengths.batch_gaps[program.batches.place == rank].tolist() for rank in (0, 1)]
-
-    def test_a_kernel_of_messages_that_starts_beside_compute_waits_for_multiprocessors(self):
-        """After each pass but the last rank 0 computes on; receives are there before any pass."""
-        assert self.gaps(Communication.ASYNCHRONOUS) == [[MS, MS, MS, 1000], [1000] * 4]
-
-    def test_where_messages_are_waited_for_at_once_none_is_late(self):
-        assert self.gaps(Communication.POSTED) == [[1000] * 4, [1000] * 4]
-
-
 class TestMessages:
     def test_a_tail_is_added_to_the_wire_and_to_the_send_and_not_to_the_drain(self):
         wires = {"body": np.array([1.0, 2.0]), "tail_ns": np.array([0.0, 6.0 * MS])}
@@ -144,24 +93,6 @@ class TestMessages:
         assert set(lengths.wire.tolist()) == {1.5 * WIRE_NS + 3 * MS}
         assert set(lengths.sending.tolist()) == {1.5 * WIRE_NS + 3 * MS}
         assert set(lengths.drain.tolist()) == {1.5 * WIRE_NS}
-
-    def test_on_parts_of_a_device_a_message_that_meets_another_stalls_half_as_often_again(self):
-        stalls = {"body": np.ones(4), "tail_ns": np.array([0.0, 0.0, 0.0, 6.0 * MS])}
-        stalls |= {"crowd": np.ones(4), "step": np.zeros(4, dtype=np.int64), "shared": True}
-        shares = {}
-        for name, ranks in (("forward-only", 2), ("1f1b", 2), ("forward-only", 4)):
-            source = a_source(name, ranks, 8, **stalls)
-            order = order_of(name, ranks, 8)
-            way = Communication.FUSED if name == "1f1b" else Communication.POSTED
-            what_if = WhatIf(order=order, communication=way, layers=source.passes.layers)
-            found = predict(source, what_if, draws=400)
-            share = (found.lengths.wire > 1.5 * WIRE_NS).mean(axis=1)
-            exchanged = found.engine.exchanged
-            shares[name, ranks] = share[exchanged if exchanged.any() else slice(None)].mean()
-            alone = source.wires.crowded_again / 1.5
-        assert shares["forward-only", 2] == pytest.approx(alone, rel=0.1)
-        assert shares["1f1b", 2] == pytest.approx(1.5 * alone, rel=0.1)
-        assert 1.05 * alone < shares["forward-only", 4] < 1.45 * alone
 
     def test_where_a_sender_waits_for_its_receiver_nothing_is_there_before(self):
         source = a_source("forward-only", 2, 4, drain=MS, buffers=False)
@@ -174,9 +105,8 @@ class TestMessages:
         source = a_source("forward-only", 2, 4)
         way = Communication.POSTED
         _, lengths, _ = run_at_means(source, "forward-only", 4, way, token_scale=16.0)
-        assert set(lengths.wire.tolist()) == {8 * WIRE_NS}
-        assert set(lengths.sending.tolist()) == {16 * WIRE_NS}
-        assert lengths.passes / (5 * MS) == pytest.approx([0.04 + 0.96 * 16] * 8)
+        assert set(lengths.wire.tolist()) == set(lengths.sending.tolist()) == {16 * WIRE_NS}
+        assert lengths.passes / (5 * MS) == pytest.approx([16] * 8)
 
 
 def test_other_layers_meet_what_those_that_are_asked_for_meet():
@@ -195,10 +125,10 @@ def test_an_interval_is_as_wide_as_launches_differ_and_as_the_measured_steps_are
     order = order_of("forward-only", 2, 4)
     same = WhatIf(order=order, communication=Communication.POSTED, layers=source.passes.layers)
     for unsure in (0.0, 0.1):
-        found = predict(replace(source, window_spread=unsure), same, draws=4000)
+        found = predict(replace(source, window_spread=unsure), same)
         # Four draws of five of a normal one lie within 1.28 standard deviations.
         wide = log(found.high_ns / found.low_ns) / (2 * 1.2816)
-        assert wide == pytest.approx(np.hypot(0.025, unsure), rel=0.05)
+        assert wide == pytest.approx(np.hypot(SPREAD, unsure), rel=0.01)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.6])
@@ -216,32 +146,7 @@ def test_a_backward_pass_is_cut_where_its_weight_gradients_end(share):
     assert cut[PassKind.W] == pytest.approx(share * 1.05 * backward, rel=0.03, abs=2)
 
 
-def test_an_interval_is_of_the_middle_of_as_many_steps_as_were_measured():
-    """Messages stall in every step anew, and in some launches more often than in others."""
-    source = a_source("1f1b", 4, 8, body=np.ones(16), tail_ns=np.repeat([0.0, 20.0 * MS], (14, 2)))
-    source = replace(source, wires=replace(source.wires, step=np.zeros(16, dtype=np.int64)))
-    order = order_of("1f1b", 4, 8)
-    what_if = WhatIf(order=order, communication=Communication.FUSED, layers=source.passes.layers)
-    found = {
-        steps: predict(replace(source, steps=tuple(range(steps))), what_if, draws=400)
-        for steps in (1, 2, 8, 1000)
-    }
-    middles = {one.window_ns for one in found.values()}
-    widths = [log(found[steps].high_ns / found[steps].low_ns) for steps in (1, 2, 8, 1000)]
-    assert len(middles) == 1
-    assert widths[0] > 1.05 * widths[1] > 1.2 * widths[2] > 1.2 * widths[3]
-    # However many steps, launches differ.
-    assert widths[3] > 2 * 1.2816 * 0.025
-
-
-def test_a_long_step_is_drawn_less_often_and_its_interval_is_as_sure():
+def test_a_long_step_is_drawn_less_often():
     assert enough_draws(order_of("1f1b", 4, 8), 240) == 240
     assert enough_draws(order_of("1f1b", 4, 64), 240) == 50_000 // (4 * 64 * 2)
     assert enough_draws(order_of("gpipe", 64, 128), 240) == 12
-    source = a_source("forward-only", 2, 4)
-    order = order_of("forward-only", 2, 4)
-    same = WhatIf(order=order, communication=Communication.POSTED, layers=source.passes.layers)
-    for seed in range(8):
-        found = predict(source, same, draws=12, seed=seed)
-        wide = log(found.high_ns / found.low_ns) / (2 * 1.2816)
-        assert wide == pytest.approx(0.025, rel=0.2)

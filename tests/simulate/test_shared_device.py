@@ -1,4 +1,4 @@
-"""Ranks on one device: who waits less is at work more, and slows the others."""
+"""Ranks on one device: who waits less is at work more, and slows the others; elsewhere nobody."""
 
 from __future__ import annotations
 
@@ -6,17 +6,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.timelines.engine_runs import planned_run
 
+from debubble.plan.baseline import measure_baseline
+from debubble.plan.change import Change
+from debubble.plan.option import Idea, weigh
+from debubble.simulate import shared_device
 from debubble.simulate.communication import Communication
-from debubble.simulate.costs.passes import trailing_activity
-from debubble.simulate.engine import Engine, run_shared
+from debubble.simulate.costs import passes
+from debubble.simulate.engine import Engine
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.planned import plan_program
+from debubble.simulate.shared_device import run_shared, trailing_activity
+from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import order_of
 
 MS = 1_000_000
-SLOPE = 0.1
+SLOPE, WIRE_NS = 0.1, 2 * MS
 
 
 @pytest.fixture(scope="module")
@@ -58,3 +65,33 @@ def test_many_runs_are_each_as_alone(measured):
     )
     alone = [int(shared(measured, one).window_ns) for one in (lengths, half)]
     assert shared(measured, together).window_ns.tolist() == alone
+
+
+PARTS = {"device": ("a", 0), "device_name": "NVIDIA H200", "multiprocessors": 33}
+
+
+@pytest.mark.parametrize(("device", "moves"), [({"device": ("a", 0)}, False), (PARTS, True)])
+def test_its_numbers_enter_no_prediction_for_ranks_with_devices_of_their_own(
+    monkeypatch, device, moves
+):
+    """A run whose messages stall, predicted as another schedule, beside compute and as it is."""
+    _, timeline = planned_run("1f1b", 4, 8, wire_ns=WIRE_NS)
+    late = timeline.transfers.receive_end_ns + 6 * MS * (
+        np.arange(len(timeline.transfers)) % 9 == 4
+    )
+    ranks = tuple(replace(rank, **device) for rank in timeline.ranks)
+    timeline = replace(
+        timeline, ranks=ranks, transfers=replace(timeline.transfers, receive_end_ns=late)
+    )
+    figures = measure_pipeline(timeline, 0)
+
+    def predicted():
+        baseline = measure_baseline(timeline, figures, layers=(2, 2, 2, 2))
+        changes = Change(), Change(schedule="gpipe"), Change(schedule="zb-h1"), Change(overlap=True)
+        return [weigh(baseline, Idea(lever="", change=change)).window_ns for change in changes]
+
+    before = predicted()
+    monkeypatch.setattr(shared_device, "_STALLED", 0.5)
+    monkeypatch.setattr(passes, "SLOPE", 0.3)
+    monkeypatch.setattr(passes, "BESIDE", 1.0)
+    assert (predicted() != before) is moves

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from support.requirements import need_package
 
-from debubble.simulate.communication import Communication, Post, lower_for_runtime, wire_up
+from debubble.simulate.communication import (
+    Communication,
+    Post,
+    lower_for_runtime,
+    wire_up,
+    write_hosts,
+)
 from debubble.simulate.planned import plan_program
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import Action, order_of
@@ -51,6 +57,31 @@ def test_messages_are_posted_where_torch_posts_them(name, ranks, microbatches, c
     words = [[str(op) for op in rank] for rank in theirs]
     expected = [[w for w in rank if "SHARD" not in w and "REDUCE" not in w] for rank in words]
     assert [[in_torchs_words(step) for step in rank] for rank in ours] == expected
+
+
+@pytest.mark.parametrize(("ranks", "microbatches", "chunks"), [(2, 4, 2), (4, 12, 3), (3, 6, 5)])
+def test_before_2_12_ranks_exchange_after_the_slots_that_torch_has(ranks, microbatches, chunks):
+    wiring = wire_up(order_of("looped-bfs", ranks, microbatches, chunks))
+    slots = get_schedule_ops("LoopedBFS", ranks, microbatches, chunks)
+    at = {
+        (rank, str(op)): number
+        for rank, ops in enumerate(slots)
+        for number, op in enumerate(ops)
+        if op is not None
+    }
+    for rank, program in enumerate(write_hosts(wiring, Communication.SLOTS)):
+        now = -1
+        for step in program:
+            if isinstance(step, tuple):
+                now = at[rank, str(step[0])]
+                continue
+            assert step.waited
+            for result in step.receives:
+                kind, back = ("B", 1) if result.backward else ("F", -1)
+                made = Action(result.stage + back, kind, result.microbatch)
+                slot = at[wiring.source(result), str(made)]
+                assert slot == now if step.sends else slot >= now
+                now = slot
 
 
 def test_an_order_that_cannot_finish_is_refused():

@@ -275,7 +275,6 @@ def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners
     return wire_of(
         read_measured(data["links"], probe.file),
         "as between two ranks on this machine",
-        of_one_host=True,
     )
 
 

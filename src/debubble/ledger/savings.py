@@ -12,13 +12,14 @@ from typing import TypeVar
 import numpy as np
 
 from debubble.links.hop_times import ExpectedTimes
-from debubble.simulate.costs.passes import PassCosts, trailing_activity
+from debubble.simulate.costs.passes import PassCosts
 from debubble.simulate.costs.wire_pools import SLOW
-from debubble.simulate.engine import Engine, run_shared
+from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.simulate.program import Lengths, Times
+from debubble.simulate.shared_device import run_shared, trailing_activity
 from debubble.timeline.model import I64, Flags
 
 HEAD_OF_LINE, ALL = "head_of_line", "all"

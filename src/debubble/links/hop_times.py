@@ -48,7 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import UsageError
-from debubble.simulate.costs.wire_pools import BOTH_OVER_ONE, BUFFERED_BYTES, SLOW
+from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, SLOW
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import (
@@ -70,6 +70,8 @@ Hop = tuple[int, int]
 # Both ranks see an exchange end at once where each waits for both its messages; the recorded ones,
 # whose sends are buffered, do not.
 _AT_ONCE = 0.02
+# Both ways at once against one way: recorded runs, and the same messages with nothing else running.
+_BOTH_OVER_ONE = 1.15
 # Messages so many times as long, or as short, count as alike.
 _ALIKE = 1.2
 
@@ -513,7 +515,7 @@ def _alone(rows: Transfers, *, buffers: bool) -> int | None:
     one_way, exchange, _, wire = _kinds(rows, buffers=buffers)
     # Where both sides meet it is all one who came first; else the receiver has to have waited.
     waited = one_way & (rows.waited | (not buffers))
-    clean = np.concatenate((wire[waited], wire[exchange & rows.waited] / BOTH_OVER_ONE))
+    clean = np.concatenate((wire[waited], wire[exchange & rows.waited] / _BOTH_OVER_ONE))
     others = wire[exchange & ~rows.waited]
     if len(clean) >= FEWEST or (len(clean) >= 2 and not len(others)):
         return round(float(np.quantile(clean, _ALONE)))

@@ -19,7 +19,6 @@ from debubble.simulate.communication import (
     Communication,
     beside_compute,
     possible_ways,
-    usual_communication,
 )
 from debubble.simulate.costs.memory import (
     MemoryCosts,
@@ -267,7 +266,8 @@ class Baseline:
         way, seen = self.communication, self.communication is not Communication.LATENCY
         other = change.schedule is not None and change.schedule != self.schedule
         if other and seen and not self.stated:
-            way = usual_communication(change.schedule or "", self.framework)
+            ways = possible_ways(change.schedule or "", self.framework)
+            way = self.communication if self.communication in ways else ways[0]
         defers = change.defer_receives and way == Communication.RUNTIME
         return Communication.DEFERRED if defers else way
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import hypot
-from statistics import NormalDist, median
+from statistics import median
 
 import numpy as np
 
@@ -29,15 +29,13 @@ from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, headroom_after
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import hop_of
-from debubble.simulate.predict import LAUNCH_SPREAD, predict
+from debubble.simulate.predict import FOUR_OF_FIVE, SPREAD, predict
 from debubble.simulate.program import Lengths
 from debubble.timeline.model import I64, Flags, PassKind
 from debubble.units import NS_PER_S
 
 # What somebody can put right, whatever the schedule.
 _CURES = (Cause.WORKER, Cause.DATA, Cause.IMBALANCE, Cause.HOST, Cause.HOST_SYNC)
-# Of an interval that four of five lie in, from its middle, in standard deviations.
-_FOUR_OF_FIVE = NormalDist().inv_cdf(0.9)
 # Enough for the means of lengths.
 _DRAWS = 12
 
@@ -69,7 +67,7 @@ def replayed_options(
 def _option(baseline: Baseline, ledger: Ledger, idea: Idea, saved_ns: int) -> Option:
     source, headroom = baseline.source, headroom_after(baseline, Change())
     left = 1 - saved_ns / ledger.job_latency_ns
-    wide = hypot(LAUNCH_SPREAD, source.window_spread) * _FOUR_OF_FIVE
+    wide = hypot(SPREAD, source.window_spread) * FOUR_OF_FIVE
     wide = hypot(wide, ledger.replay_error or 0.0)
     windows = [baseline.window_ns * left * times for times in (1.0, 1 - wide, 1 + wide)]
     now = baseline.window_ns + source.outside_ns

@@ -14,9 +14,8 @@ from debubble.plan.advice import WORTH
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, Option, weigh
 from debubble.plan.plan import Plan
+from debubble.simulate.predict import FOUR_OF_FIVE
 
-# Standard deviations to either side that hold four of five.
-_FOUR_OF_FIVE = 1.2816
 _MEMORY = "the memory of a microbatch in flight scales with tokens"
 
 
@@ -97,7 +96,7 @@ def _survive(plan: Plan, option: Option, unchanged: Option, token_scale: float) 
     surely = replace(weighed_on.source.passes, growth_spread=0.0)
     there = weigh(replace(weighed_on, source=replace(weighed_on.source, passes=surely)), idea)
     cut = plan.baseline.microbatch_scale(option.change)
-    unsure = _FOUR_OF_FIVE * plan.baseline.source.passes.growth_spread * abs(log(cut))
+    unsure = FOUR_OF_FIVE * plan.baseline.source.passes.growth_spread * abs(log(cut))
     now, middle = 1 + unchanged.throughput_gain, 1 + there.throughput_gain
     low = middle * exp(-hypot(log(middle / (1 + there.throughput_low)), unsure)) / now - 1
     return Survivor(

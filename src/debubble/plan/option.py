@@ -15,8 +15,6 @@ from debubble.simulate.predict import Prediction, enough_draws, mean_lengths, pr
 from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S, show_bytes, show_percent
 
-# Stalls that differ by less are told of nobody.
-_TOLD = 0.02
 # Of a backward pass: norms alone have less for their weights.
 _NO_WEIGHTS = 0.05
 _DRAWS = 240
@@ -230,12 +228,6 @@ def _assumed(  # noqa: C901 (a list of what may be said)
         yield f"ranks share a device: each active rank slows the others by {slope}"
     if change.microbatches or change.schedule:
         yield from source.wires.assumed
-    stalled, again = source.wires.stalled, source.wires.stalled_again
-    if abs(stalled - again) >= _TOLD and not _as_it_is(baseline, idea):
-        yield (
-            f"{show_percent(again)} of messages stall, as expected of similar runs "
-            f"(this run: {show_percent(stalled)})"
-        )
     if source.microbatches == 1 and change.microbatches:
         yield "each added microbatch takes as long as the recorded one"
     if change.recompute:

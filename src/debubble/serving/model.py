@@ -18,10 +18,11 @@ from debubble.serving.batches import Batches
 from debubble.serving.costs import Costs, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
+from debubble.timeline.bubble import FEWEST_BATCHES
 from debubble.timeline.turns import Phase
 from debubble.trace.columns import RankTrace
 from debubble.trace.server_notes import Span
-from debubble.units import show_percent
+from debubble.units import counted, show_percent
 
 # A model that misses the run as it is by more may not price anything.
 MOST_OFF = 0.05
@@ -167,6 +168,14 @@ def _land(  # noqa: PLR0913, PLR0917 (what was captured, fitted, asked and measu
     if captured:
         off = modelled.tokens_out_per_s / captured - 1
     if abs(missed) > MOST_OFF or abs(off) > MOST_PLAYED_OFF:
+        rounds = len(queue) // setting.in_flight
+        if rounds < FEWEST_BATCHES:
+            raise NoFit(
+                f"{counted(len(queue), 'batch', 'batches')} were seen from end to end, "
+                f"{counted(rounds, 'round')} of the {setting.in_flight} in flight: too few to hold "
+                "a model against",
+                hint="capture longer",
+            )
         worst = missed if abs(missed) > MOST_OFF else off
         raise NoFit(
             f"model error {show_percent(abs(worst))} on the captured batches: no predictions",

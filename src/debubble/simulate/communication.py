@@ -64,6 +64,9 @@ class Communication(StrEnum):
     """As torch's GPipe: a receive is posted just before its pass, a send right after; one queue."""
     RUNTIME = "runtime"
     """As torch's runtime schedules: a receive is posted as soon as its sender is scheduled."""
+    SLOTS = "slots"
+    """As torch's looped schedules before 2.12 (`PipelineScheduleMulti`): ranks go through slots,
+    and after each one a rank sends and receives, in one batch that is waited for."""
     DEFERRED = "deferred"
     """The same with `defer_pp_recv`: a receive is posted as late as is safe."""
     ASYNCHRONOUS = "asynchronous"
@@ -88,7 +91,9 @@ OF_ONE_SCHEDULE = {
     Communication.GROUPED: "interleaved-1f1b",
 }
 # Several messages in one batch.
-TOGETHER = frozenset({Communication.FUSED, Communication.BATCHED, Communication.GROUPED})
+TOGETHER = frozenset(
+    {Communication.FUSED, Communication.BATCHED, Communication.GROUPED, Communication.SLOTS}
+)
 # Transfers that no compute runs beside, for they are waited for at once.
 WAITED = frozenset(
     {
@@ -96,14 +101,20 @@ WAITED = frozenset(
         Communication.POSTED,
         Communication.BATCHED,
         Communication.GROUPED,
+        Communication.SLOTS,
         Communication.BLOCKING,
     }
 )
-# Of torch; its other schedules are run by its runtime.
+# Of torch. Its other schedules are run by its runtime; those with a loop were run slot by slot
+# before 2.12, and no trace tells its version.
+_LOOPED = (Communication.RUNTIME, Communication.SLOTS)
 _OF_SCHEDULE = {
-    "forward-only": Communication.POSTED,
-    "gpipe": Communication.POSTED,
-    "1f1b": Communication.FUSED,
+    "forward-only": (Communication.POSTED,),
+    "gpipe": (Communication.POSTED,),
+    "1f1b": (Communication.FUSED,),
+    "interleaved-1f1b": _LOOPED,
+    "looped-bfs": _LOOPED,
+    "interleaved-zb": _LOOPED,
 }
 # The ways of other frameworks, the usual one first. Megatron overlaps only what is interleaved, and
 # that unless told otherwise.
@@ -132,7 +143,7 @@ def possible_ways(schedule: str, framework: str | None) -> tuple[Communication, 
 
     What a framework cannot run is taken as torch would run it.
     """
-    torchs = (_OF_SCHEDULE.get(schedule, Communication.RUNTIME),)
+    torchs = _OF_SCHEDULE.get(schedule, (Communication.RUNTIME,))
     return _OF_FRAMEWORK.get(framework or "", {}).get(schedule, torchs)
 
 
@@ -164,10 +175,6 @@ class Post:
     receives: tuple[Result, ...] = ()
     queue: int | None = 0
     """What is on one queue of a rank keeps its order; None: it overtakes and is overtaken."""
-    ahead: bool = False
-    """It waits for no pass that was issued before it."""
-    in_order: bool = False
-    """The device starts it no sooner than the batch launched before it, on whatever queue."""
     waited: bool = False
     """The next pass waits for it, whether it needs it or not."""
 
@@ -260,6 +267,11 @@ class FlatPasses:
     """The same as `made`, where it goes to another rank; else -1."""
     needed: I64
     """The same as `used`, where it comes from another rank; else -1."""
+    microbatches: int
+
+    def number(self, result: Result) -> int:
+        """Return the number of a result."""
+        return (2 * result.stage + result.backward) * self.microbatches + result.microbatch
 
 
 def flatten(wiring: Wiring) -> FlatPasses:
@@ -291,6 +303,7 @@ def flatten(wiring: Wiring) -> FlatPasses:
         first_of_cell=last - sizes + 1,
         last_of_cell=last,
         results=2 * stages_in_all * count,
+        microbatches=count,
         made=made,
         used=used,
         sent=np.where(np.where(forward, ahead[stage], back[stage]), made, NOTHING),
@@ -330,7 +343,7 @@ def _overlapped(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
         for need in wiring.needs(cell):
             if need not in posted:
                 posted.add(need)
-                yield Post(receives=(need,), queue=wiring.source(need), in_order=True)
+                yield Post(receives=(need,), queue=wiring.source(need))
 
     for number, cell in enumerate(cells):
         yield from receive(cell)
@@ -338,7 +351,7 @@ def _overlapped(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
         yield from receive(next((c for c in cells[number + 1 :] if _way(c) == _way(cell)), ()))
         for sent in wiring.sends(cell):
             queue, waited = wiring.destination(sent), not sent.backward
-            yield Post(sends=(sent,), queue=queue, in_order=True, waited=waited)
+            yield Post(sends=(sent,), queue=queue, waited=waited)
 
 
 def _grouped(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
@@ -358,6 +371,49 @@ def _grouped(wiring: Wiring, cells: list[Cell]) -> Iterator[Cell | Post]:
         sends = tuple(sent for cell in group for sent in wiring.sends(cell))
     if sends:
         yield Post(sends=sends)
+
+
+def _in_slots(wiring: Wiring) -> list[HostProgram]:
+    """Exchange after each slot: what a rank made in it, and what its neighbours made for it."""
+    slots = _slots_of(wiring)
+    programs: list[HostProgram] = []
+    receives: list[dict[int, list[Result]]] = [{} for _ in wiring.cells]
+    for rank, cells in enumerate(wiring.cells):
+        for cell, slot in zip(cells, slots[rank], strict=True):
+            for sent in wiring.sends(cell):
+                receives[wiring.destination(sent)].setdefault(slot, []).append(sent)
+    for rank, cells in enumerate(wiring.cells):
+        at, program = dict(zip(slots[rank], cells, strict=True)), list[Cell | Post]()
+        for slot in sorted({*at, *receives[rank]}):
+            cell = at.get(slot, ())
+            program += [cell] if cell else []
+            sends, received = wiring.sends(cell), tuple(receives[rank].get(slot, ()))
+            if sends or received:
+                program.append(Post(sends=sends, receives=received, waited=True))
+        programs.append(program)
+    return programs
+
+
+def _slots_of(wiring: Wiring) -> list[list[int]]:
+    """Return the slot of each cell: the first that is free once all its inputs are there."""
+    slots: list[list[int]] = [[] for _ in wiring.cells]
+    made: dict[Result, int] = {}
+    moved = True
+    while moved:
+        moved = False
+        for rank, cells in enumerate(wiring.cells):
+            while len(slots[rank]) < len(cells):
+                cell = cells[len(slots[rank])]
+                needs = wiring.needs(cell)
+                if any(need not in made for need in needs):
+                    break
+                ready = [made[need] for need in needs] + slots[rank][-1:]
+                slots[rank].append(1 + max(ready, default=-1))
+                made |= dict.fromkeys(wiring.sends(cell), slots[rank][-1])
+                moved = True
+    if any(len(of_rank) < len(cells) for of_rank, cells in zip(slots, wiring.cells, strict=True)):
+        raise ValueError("this order cannot finish")
+    return slots
 
 
 def _way(cell: Cell) -> str:
@@ -509,5 +565,6 @@ _WRITERS: dict[Communication, Callable[[Wiring], list[HostProgram]]] = {
     Communication.OVERLAPPED: _rank_by_rank(_overlapped),
     Communication.BLOCKING: _rank_by_rank(_blocking),
     Communication.GROUPED: _rank_by_rank(_grouped),
+    Communication.SLOTS: _in_slots,
     Communication.DEFERRED: partial(lower_for_runtime, defer=True),
 }

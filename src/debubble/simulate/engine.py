@@ -11,32 +11,21 @@ afterwards follows what the call waited for.
 
 Most events wait for one other alone: they happen a fixed while after it, so edges go past them, as
 long as the sum of the edges they stand for. A third to two thirds of all events are left to be run.
-
-Ranks that share a device (`run_shared`): what a rank gains by waiting less, the others lose in
-part, for it is at work while they are. A measured pass holds the slowdown of the run that it was
-measured in, and no other.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from debubble.simulate.costs.passes import count_before, trailing_activity
 from debubble.simulate.events import NEVER_NS, Edges, Happened, Network, OrderCycle
 from debubble.simulate.lengths import several_partners
 from debubble.simulate.program import Lengths, Program, Times, in_exchange
-from debubble.timeline.model import F64, I64, Flags
+from debubble.timeline.model import I64, Flags
 
 # Many runs go through in blocks that a processor's cache can hold.
 _RUNS_AT_ONCE = 256
-# When passes are at work follows from how long they take: from here on windows move by less than
-# a thousandth, on the recorded runs.
-_ROUNDS = 4
-# A pass that begins so soon after a batch could start competes with it.
-_AT_ONCE_NS = 20_000
 
 
 class Engine:
@@ -230,32 +219,3 @@ class Engine:
         ):
             floor[rows] = given[:, None] if given.ndim < floor.ndim else given
         return floor
-
-
-def run_shared(engine: Engine, lengths: Lengths, *, measured_activity: F64, slope: float) -> Times:
-    """Run with passes as much slower as more ranks are at work than when they were measured.
-
-    A second dimension of the lengths holds many runs.
-    """
-    times = engine.run(lengths)
-    measured = measured_activity.reshape(-1, *[1] * (lengths.passes.ndim - 1))
-    for _ in range(_ROUNDS):
-        more = trailing_activity(times.pass_start, times.pass_end) - measured
-        slowed = np.rint(lengths.passes * np.exp(slope * more)).astype(np.int64)
-        times = engine.run(replace(lengths, passes=slowed))
-    return times
-
-
-def in_a_pass(program: Program, times: Times, ready_ns: I64, until_ns: I64) -> Flags:
-    """Tell batches whose rank runs one pass all the while from when they could start on.
-
-    A second dimension holds many runs.
-    """
-    passes, batches = program.passes, program.batches
-    inside: Flags = np.zeros(ready_ns.shape, dtype=bool)
-    for rank in range(len(program.ranks)):
-        mine, own = passes.place == rank, batches.place == rank
-        last = count_before(times.pass_start[mine], ready_ns[own] + _AT_ONCE_NS) - 1
-        end = np.take_along_axis(times.pass_end[mine], np.maximum(last, 0), axis=0)
-        inside[own] = (last >= 0) & (end > until_ns[own])
-    return inside

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.simulate.costs.wire_pools import DRAIN_OVER_WIRE
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.program import Lengths, MessageTable, Program, Times, in_exchange
 from debubble.timeline.model import I32, I64, U8, Flags, Intervals
+
+# Taking in what is there already against the wire, where no hop of a step shows both.
+_DRAIN_OVER_WIRE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ def _message_lengths(program: Program, times: Times) -> tuple[dict[str, I64], Se
         for mine in [hop == number]
     }
     shares = [drain / wire for wire, drain in found.values() if wire and drain]
-    share = float(np.median(shares)) if shares else DRAIN_OVER_WIRE
+    share = float(np.median(shares)) if shares else _DRAIN_OVER_WIRE
     usual_wire, usual_drain = np.zeros(len(hop)), np.zeros(len(hop))
     for number, (wire, drain) in found.items():
         mine = hop == number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,9 +12,7 @@ from debubble.simulate.communication import (
     ONE_BY_ONE,
     Communication,
     FlatPasses,
-    HostProgram,
     Post,
-    Result,
     Wiring,
     flatten,
     take_turns,
@@ -47,8 +45,8 @@ def plan_program(
     are buffered on their way, as over a network. An exchange always waits for both sides.
     """
     wiring = wire_up(order)
-    posts = _POSTS.get(communication)
-    program = _as_written(wiring, communication) if posts is None else _join(posts(wiring))
+    posts = _POSTS.get(communication, partial(_as_posted, communication=communication))
+    program = _join(posts(wiring))
     if rendezvous:
         every = np.ones(len(program.messages), dtype=bool)
         program = replace(program, messages=replace(program.messages, rendezvous=every))
@@ -75,6 +73,8 @@ class _Posts:
     queue: I64 | None = None
     """Of each post, on its rank: what is on one queue keeps its order; -1: on none. None: all are
     on one."""
+    in_order: bool = False
+    """A device starts what it is given in that order, on whatever queue."""
 
 
 def _in_turns(wiring: Wiring) -> _Posts:
@@ -238,7 +238,7 @@ def _join(posts: _Posts) -> Program:
             place=place.astype(np.int32),
             before=before,
             after=posts.after[one],
-            launched_after=np.full(len(one), NONE),
+            launched_after=_row_before(place) if posts.in_order else np.full(len(one), NONE),
         ),
         messages=MessageTable(
             sent=sent,
@@ -268,46 +268,39 @@ _POSTS: dict[Communication, Callable[[Wiring], _Posts]] = {
 }
 
 
-def _as_written(wiring: Wiring, communication: Communication) -> Program:
-    """Write what hosts run and post, step by step."""
-    built = _Tables(one_by_one=communication in ONE_BY_ONE)
-    for place, program in enumerate(write_hosts(wiring, communication)):
-        built.add_rank(place, program)
-    passes = np.array(built.pass_rows, dtype=np.int64).reshape(-1, 5).T
-    sent = _rows(built.sent.values())
-    received = _rows(built.received[result] for result in built.sent)
-    # Of the stage before or after on the same rank no message tells.
-    on_one_rank = [
-        (row, built.made[result])
-        for result, row in built.taken.items()
-        if result in built.made
-        and wiring.home[result[0] + (1 if result[1] else -1)] == wiring.home[result[0]]
-    ]
-    return Program(
-        ranks=tuple(range(len(wiring.cells))),
-        passes=PassTable(
-            place=passes[0].astype(np.int32),
-            stage=passes[1].astype(np.int32),
-            kind=passes[2].astype(np.uint8),
-            microbatch=passes[3].astype(np.int32),
-            before=passes[4],
-        ),
-        batches=BatchTable(
-            place=np.array(built.batch_place, dtype=np.int32),
-            before=_rows(built.batch_before),
-            launched_after=_rows(built.batch_launched),
-            after=_rows(built.batch_after),
-        ),
-        messages=MessageTable(
-            sent=sent,
-            received=received,
-            producer=_rows(built.maker[result] for result in built.sent),
-            consumer=_rows(built.taken[result] for result in built.sent),
-            rendezvous=in_exchange(sent, received),
-        ),
-        needs=np.array(on_one_rank, dtype=np.int64).reshape(-1, 2),
-        pairs=_rows(built.pairs),
-        waits=np.array(built.waits, dtype=np.int64).reshape(-1, 2),
+def _as_posted(wiring: Wiring, communication: Communication) -> _Posts:
+    """Take what hosts run and post, step by step."""
+    passes = flatten(wiring)
+    rows = len(passes.place)
+    post_of = np.full((2, passes.results + 1), NONE)
+    row, moment, columns = 0, 0, list[tuple[int, int, int]]()
+    for rank, program in enumerate(write_hosts(wiring, communication)):
+        last = NONE
+        for step in program:
+            if isinstance(step, Post):
+                for side, results in enumerate((step.sends, step.receives)):
+                    post_of[side, [passes.number(result) for result in results]] = moment
+                following = row if row < rows and passes.place[row] == rank else NONE
+                queue = NONE if step.queue is None else step.queue
+                columns.append((last, following if step.waited else NONE, queue))
+                moment += 1
+            else:
+                row += len(step)
+                last = row - 1
+    producer, consumer = _ends_of_messages(passes)
+    moments = post_of[:, passes.sent[producer]].reshape(-1)
+    after, waited, queue = np.array(columns, dtype=np.int64).reshape(-1, 3)[moments].T
+    one_by_one = communication in ONE_BY_ONE
+    return _Posts(
+        passes=passes,
+        producer=producer,
+        consumer=consumer if one_by_one else passes.first_of_cell[passes.cell[consumer]],
+        moment=moments,
+        after=after,
+        waited=waited,
+        one_by_one=one_by_one,
+        queue=queue,
+        in_order=communication is Communication.OVERLAPPED,
     )
 
 
@@ -321,74 +314,3 @@ def planned_engine(order: Order, communication: Communication, *, rendezvous: bo
     if rendezvous and engine.waits_in_a_circle():
         return Engine(plan_program(order, communication))
     return engine
-
-
-def _rows(numbers: Iterable[int]) -> I64:
-    return np.fromiter(numbers, dtype=np.int64)
-
-
-class _Tables:
-    """Rows of a program, as they are found."""
-
-    def __init__(self, *, one_by_one: bool) -> None:
-        self.one_by_one = one_by_one
-        self.pass_rows: list[tuple[int, int, int, int, int]] = []
-        self.pairs: list[int] = []
-        # Plain tuples stand for results here: they are equal, and take half the time to make.
-        self.maker: dict[tuple[int, bool, int], int] = {}
-        self.made: dict[tuple[int, bool, int], int] = {}
-        """The row at whose end a result can leave: the last of its cell."""
-        self.taken: dict[tuple[int, bool, int], int] = {}
-        """The row that cannot start without it: the first of its cell, or its own."""
-        self.batch_place: list[int] = []
-        self.batch_before: list[int] = []
-        self.batch_after: list[int] = []
-        self.batch_launched: list[int] = []
-        self.waits: list[tuple[int, int]] = []
-        self.sent: dict[Result, int] = {}
-        self.received: dict[Result, int] = {}
-
-    def add_rank(self, place: int, program: HostProgram) -> None:  # noqa: C901 (one hot loop)
-        last_pass = NONE
-        last_of_queue: dict[int | None, int] = {}
-        waited: list[int] = []
-        # Hundreds of thousands of steps go through here: what each looks up is at hand.
-        pass_rows, places, one_by_one = self.pass_rows, self.batch_place, self.one_by_one
-        befores, afters, launched = self.batch_before, self.batch_after, self.batch_launched
-        sent, received = self.sent, self.received
-        maker, made_at, taken = self.maker, self.made, self.taken
-        for step in program:
-            if isinstance(step, Post):
-                row, queue = len(places), step.queue
-                follows = step.in_order and row and places[-1] == place
-                launched.append(row - 1 if follows else NONE)
-                places.append(place)
-                afters.append(NONE if step.ahead else last_pass)
-                befores.append(last_of_queue.get(queue, NONE))
-                if queue is not None:
-                    last_of_queue[queue] = row
-                if step.waited:
-                    waited.append(row)
-                for result in step.sends:
-                    sent[result] = row
-                for result in step.receives:
-                    received[result] = row
-                continue
-            first = len(pass_rows)
-            if waited:
-                self.waits += [(first, row) for row in waited]
-                waited = []
-            last = first + len(step) - 1
-            if last > first:
-                self.pairs.append(first)
-            for stage, kind, microbatch, _ in step:
-                before, last_pass = last_pass, len(pass_rows)
-                pass_rows.append((place, stage, _KINDS[kind], microbatch, before))
-                if kind == "F":
-                    made, need = (stage + 1, False, microbatch), (stage, False, microbatch)
-                elif kind == "W":
-                    continue
-                else:
-                    made, need = (stage - 1, True, microbatch), (stage, True, microbatch)
-                maker[made], made_at[made] = last_pass, last
-                taken[need] = last_pass if one_by_one else first

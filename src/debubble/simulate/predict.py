@@ -1,9 +1,8 @@
 """A measured run and a change in → what the changed run would take, as an interval.
 
-Passes are drawn from the run's own residuals, messages from those it sent. What they meet in the
-changed run makes them longer or shorter: ranks at work on the same device and messages beside a
-pass, other messages on the wire, compute where a message's kernel would start. That is found by
-simulating again until it agrees.
+Passes are drawn from the run's own residuals, messages from those it sent. Passes that run beside
+messages take longer: how much of each does in the changed run is found by simulating again until it
+agrees. What ranks that share a device do to each other besides is `shared_device.py`.
 """
 
 from __future__ import annotations
@@ -11,26 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
 from debubble.errors import UsageError
-from debubble.simulate.communication import BESIDE_COMPUTE, Communication
-from debubble.simulate.costs.passes import (
-    WHOLE,
-    PassModel,
-    share_under,
-    slowed_beside,
-    time_under,
-    trailing_activity,
-)
-from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, CROWDED, SlowHop, crowded
-from debubble.simulate.engine import Engine, in_a_pass
+from debubble.simulate import shared_device
+from debubble.simulate.communication import Communication
+from debubble.simulate.costs.passes import WHOLE, PassModel, slowed_beside
+from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, Hop, SlowHop
+from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
+from debubble.simulate.overlap import share_under
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.program import Lengths, Program, Times
-from debubble.simulate.source import OF_MEDIAN, Source, moment_of
+from debubble.simulate.source import Source, moment_of
 from debubble.timeline.model import F64, Flags, PassKind
 from debubble.timeline.schedules import Order
 
@@ -39,26 +32,19 @@ _SPLIT_COSTS = 1.05
 # Of a backward pass the weight gradient takes so much where nothing tells: a product's two
 # gradients take the same time.
 _WEIGHT_SHARE = 0.5
-# Without gradients to be added to, W takes at least so much of what it takes with them.
-_LEAST_OF_W = 0.5
+# When passes lie beside messages follows from how long they take: until they agree.
 _ROUNDS = 4
-_MIDDLE = 0.5
 # Draws that tell what is met, of a run of one rank; of more ranks fewer do.
 _SAMPLED = 64
-# From launch to launch medians of the same run differ by 2.5 %, measured over five launches; tails
-# of messages, few steps and a misfit come on top.
-LAUNCH_SPREAD = 0.025
-# What messages beside compute do is not seen in a run that has none: by the pairs of such runs.
-_UNSEEN_SPREAD = 0.025
-# All hops of a host go through its sockets: with one of them slower, or as quick as others again,
-# the others' messages take more or less as well, and stall more or less often. By eleven pairs.
-_OTHER_HOPS_SPREAD = 0.015
-_LOW, _HIGH = 10, 90
+# How far predictions are off, of the logarithm: calibrated on recorded pairs, each run left out in
+# turn (docs/explanation/accuracy.md). Hops of a host go through its sockets together: where one
+# changes, the others do as well.
+SPREAD, _HOP_SPREAD = 0.035, 0.02
+# Of an interval that four of five lie in, from its middle, in standard deviations.
+FOUR_OF_FIVE = 1.2816
 # The longer a step, the less it differs from draw to draw. With 64 ranks and 128 microbatches the
 # middle of 12 draws lies within a thousandth of that of 240.
 _DRAWN_PASSES, _FEWEST_DRAWS = 50_000, 12
-# Ends of an interval are told by so many samples: few draws are each spread more than once.
-_SAMPLES = 240
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +55,9 @@ class WhatIf:
     communication: Communication
     layers: tuple[float, ...]
     """Of each stage, as in `PassModel.layers`; first and last have more than layers."""
-    wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    wire_scale: Mapping[Hop, float] = field(default_factory=dict)
     """By sender's and receiver's place: how many times as long messages take."""
-    wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    wire_ns: Mapping[Hop, int] = field(default_factory=dict)
     """By sender's and receiver's place: what messages take at least."""
     token_scale: float = 1.0
     """How many times as many tokens a microbatch has."""
@@ -107,32 +93,13 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What passes and messages meet in a run, on the mean of some draws."""
+class _Surroundings:
+    """What passes meet in a run, on the mean of some draws."""
 
     at_work: F64
-    """Of each pass: ranks at work."""
+    """Of each pass: ranks at work; nothing where ranks have devices of their own."""
     beside: F64
     """Of each pass: the share beside messages."""
-    others: F64
-    """Of each message: other messages on their way."""
-    late: F64
-    """Of each batch: how often its rank computes where it could start."""
-    awaited: F64
-    """Of each message: how often its receiver is there before a buffered send is over."""
-
-
-class _OfSlowHop(NamedTuple):
-    """Draws of each message of a slow hop."""
-
-    body: F64
-    """Against what is typical of that hop."""
-    kept: F64
-    """Its send, where somebody receives."""
-    buffered: F64
-    """And where nobody does yet."""
-    chance: F64
-    """Decides which of them it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,27 +108,19 @@ class _Draws:
 
     noise: F64
     """Of each pass, of the logarithm."""
-    slope: F64
     body: F64
     """Of each message, against what is typical."""
     tail_ns: F64
-    """As if all met others on their way."""
-    chance: F64 | None
-    """Of each message: what decides whether one stalls that met none; None: a tail is a mean."""
-    slow: Mapping[tuple[int, int], _OfSlowHop] = field(default_factory=dict)
+    slow: Mapping[Hop, tuple[F64, F64]] = field(default_factory=dict)
+    """Of each message of a slow hop: body, against what is typical there, and its send."""
 
     def first(self, runs: int) -> _Draws:
         """Return the first few runs."""
         return _Draws(
             noise=self.noise[:, :runs],
-            slope=self.slope[:runs],
             body=self.body[:, :runs],
             tail_ns=self.tail_ns[:, :runs],
-            chance=None if self.chance is None else self.chance[:, :runs],
-            slow={
-                hop: _OfSlowHop(*(column[:, :runs] for column in drawn))
-                for hop, drawn in self.slow.items()
-            },
+            slow={hop: (body[:, :runs], sent[:, :runs]) for hop, (body, sent) in self.slow.items()},
         )
 
 
@@ -183,21 +142,18 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
         meets = not source.wires.buffers
         engine = planned_engine(what_if.order, what_if.communication, rendezvous=meets)
     program, model = engine.program, source.passes
-    slope = np.maximum(random.normal(model.slope, model.slope_spread, draws), 0.0)
     wires, messages = source.wires.of_size(what_if.token_scale), len(program.messages)
-    body, tail, stalls = wires.draw(random, messages, draws, same_launch=same_launch)
+    body, tail = wires.draw(random, messages, draws)
+    if source.shared and not same_launch:
+        tail = shared_device.stalls(random, tail.shape, wires.stalls_ns)
     drawn = _Draws(
         noise=random.choice(model.residuals, size=(len(program.passes), draws)),
-        slope=slope if model.slope else np.zeros(draws),
         body=body,
         tail_ns=tail,
-        chance=np.zeros(tail.shape) if same_launch else random.random(tail.shape),
         slow={
-            hop: _OfSlowHop(
-                body=own.wires.draw(random, int(mine.sum()), draws, same_launch=True)[0],
-                kept=random.choice(own.sends_ns, size=(int(mine.sum()), draws)),
-                buffered=random.choice(own.buffered_ns, size=(int(mine.sum()), draws)),
-                chance=random.random((int(mine.sum()), draws)),
+            hop: (
+                own.wires.draw(random, int(mine.sum()), draws)[0],
+                random.choice(own.sends_ns, size=(int(mine.sum()), draws)),
             )
             for hop, own, mine in _slow_hops(program, source, what_if)
         },
@@ -205,31 +161,20 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
     met = _meet(engine, source, what_if, drawn)
     lengths = _lengths(engine, source, what_if, drawn, met)
     windows = engine.windows(lengths).astype(np.float64)
-    unsure = model.growth_spread * float(np.log(what_if.token_scale))
-    unseen = what_if.communication in BESIDE_COMPUTE and not model.tells_beside
-    of_hops = bool(source.repaired or what_if.wire_scale or what_if.wire_ns)
-    wide = np.linalg.norm(
-        [
-            LAUNCH_SPREAD,
-            unsure,
-            source.window_spread,
-            _UNSEEN_SPREAD * unseen,
-            _OTHER_HOPS_SPREAD * of_hops,
-        ]
-    )
-    spread = random.normal(0.0, wide, (max(1, _SAMPLES // draws), draws))
     inside, before = data_ns(program, source)
     # What is gathered among passes occupies a rank, as in a measured run.
     gathered = float(inside.sum())
     own = lengths.passes.sum(axis=0) - gathered - float(before.sum())
     worked = own * source.busy_share + gathered * source.data_occupies
     bubbles = 1 - worked / (len(program.ranks) * windows)
-    launches = _middles_of_launches(np.log(windows), (stalls, slope), len(source.steps))
-    low, high = np.percentile(np.exp(launches + spread), (_LOW, _HIGH))
+    of_hops = bool(source.repaired or what_if.wire_scale or what_if.wire_ns)
+    unsure = model.growth_spread * float(np.log(what_if.token_scale))
+    spread = float(np.linalg.norm([SPREAD, source.window_spread, _HOP_SPREAD * of_hops, unsure]))
+    window = float(np.median(windows))
     return Prediction(
-        window_ns=round(float(np.median(windows))),
-        low_ns=round(float(low)),
-        high_ns=round(float(high)),
+        window_ns=round(window),
+        low_ns=round(window * np.exp(-FOUR_OF_FIVE * spread)),
+        high_ns=round(window * np.exp(FOUR_OF_FIVE * spread)),
         bubble_fraction=float(np.median(bubbles)),
         engine=engine,
         lengths=lengths,
@@ -239,18 +184,6 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
 def enough_draws(order: Order, most: int) -> int:
     """Return how many draws tell what an order takes: many of a short step, few of a long one."""
     return max(_FEWEST_DRAWS, min(most, _DRAWN_PASSES // sum(map(len, order))))
-
-
-def _middles_of_launches(logs: F64, launch: tuple[F64, ...], steps: int) -> F64:
-    """Turn steps, each of another launch, into middles of so many steps of each launch.
-
-    What a launch's own traits explain (how often messages stall in it, how ranks slow each other)
-    stays. The rest differs from step to step, and is less in the middle of several.
-    """
-    columns = np.stack((np.ones(len(logs)), *launch), axis=1)
-    of_launch = columns @ np.linalg.lstsq(columns, logs, rcond=None)[0]
-    middles: F64 = of_launch + (logs - of_launch) * min(1.0, OF_MEDIAN / np.sqrt(steps))
-    return middles
 
 
 def mean_lengths(
@@ -264,18 +197,17 @@ def mean_lengths(
     program, wires = engine.program, source.wires.of_size(what_if.token_scale)
     messages = (len(program.messages), 1)
     usual = float(np.log(np.exp(source.passes.residuals).mean()))
+    tail = float(wires.tail_ns.mean())
+    if source.shared:
+        tail = shared_device.mean_stall_ns(wires.stalls_ns)
     drawn = _Draws(
         noise=np.full((len(program.passes), 1), usual),
-        slope=np.array([source.passes.slope]),
         body=np.full(messages, wires.mean_body),
-        tail_ns=np.full(messages, wires.mean_tail_ns if layers is None else 0.0),
-        chance=None,
+        tail_ns=np.full(messages, tail if layers is None else 0.0),
         slow={
-            hop: _OfSlowHop(
-                body=np.full((int(mine.sum()), 1), own.wires.mean_body),
-                kept=np.full((int(mine.sum()), 1), own.sends_ns.mean()),
-                buffered=np.full((int(mine.sum()), 1), own.buffered_ns.mean()),
-                chance=np.full((int(mine.sum()), 1), _MIDDLE),
+            hop: (
+                np.full((int(mine.sum()), 1), own.wires.mean_body),
+                np.full((int(mine.sum()), 1), own.sends_ns.mean()),
             )
             for hop, own, mine in _slow_hops(program, source, what_if)
         },
@@ -288,102 +220,58 @@ def mean_lengths(
     )
 
 
-def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> Surroundings:
-    """Run a few draws until what everything meets agrees with how long it takes."""
-    program, wires = engine.program, source.wires
-    messages, places = program.messages, program.batches.place
+def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> _Surroundings:
+    """Run a few draws until what passes meet agrees with how long they take."""
+    program, places = engine.program, engine.program.batches.place
     drawn = drawn.first(max(1, _SAMPLED // len(program.ranks)))
     beside = source.passes.beside if what_if.beside is None else what_if.beside
-    waits_for_room = what_if.communication in BESIDE_COMPUTE and source.late_gap_ns > 0
-    crowds = len(messages) > 0 and (wires.contention > 0 or wires.tells_crowds)
-    rated = _rated_hops(program, source, what_if)
-    exchanged = engine.exchanged[:, None]
-    met = Surroundings(
+    met = _Surroundings(
         at_work=np.full(len(program.passes), _mean_activity(source)),
         beside=np.zeros(len(program.passes)),
-        others=np.zeros(len(messages)),
-        late=np.zeros(len(places)),
-        awaited=np.ones(len(messages)),
     )
-    slow = list(_slow_hops(program, source, what_if))
-    if not (source.passes.slope or beside or crowds or waits_for_room or slow):
+    if not (source.passes.slope or beside):
         return met
     for _ in range(_ROUNDS):
-        lengths = _lengths(engine, source, what_if, drawn, met)
-        times = engine.run(lengths)
-        # What waits for nothing is there from the first pass on.
-        begun = np.maximum(times.batch_start, times.pass_start.min(axis=0))
-        found: dict[str, F64] = {}
+        times = engine.run(_lengths(engine, source, what_if, drawn, met))
         if source.passes.slope:
-            at_work = trailing_activity(times.pass_start, times.pass_end)
-            found["at_work"] = at_work.mean(axis=1)
+            activity = shared_device.trailing_activity(times.pass_start, times.pass_end)
+            met = replace(met, at_work=activity.mean(axis=1))
         if beside:
+            # What waits for nothing is there from the first pass on.
+            begun = np.maximum(times.batch_start, times.pass_start.min(axis=0))
             shares = np.zeros(times.pass_start.shape)
             for rank in range(len(program.ranks)):
                 mine, own = program.passes.place == rank, places == rank
                 shares[mine] = share_under(
-                    times.pass_start[mine],
-                    times.pass_end[mine],
-                    begun[own],
-                    times.batch_end[own],
+                    times.pass_start[mine], times.pass_end[mine], begun[own], times.batch_end[own]
                 )
-            found["beside"] = shares.mean(axis=1)
-        if crowds:
-            # What both sides wait for leaves when all are there: it is over with the first of them.
-            met_ns = np.minimum(times.batch_end[messages.sent], times.batch_end[messages.received])
-            wire = np.maximum(lengths.wire, 1)
-            meets = messages.rendezvous[:, None]
-            leaves = np.where(meets, met_ns - wire, begun[messages.sent])
-            arrives = leaves + wire
-            under = time_under(leaves, arrives, leaves[~rated], arrives[~rated])
-            others = under / (arrives - leaves) - ~rated[:, None] - (exchanged & ~rated[:, None])
-            found["others"] = np.where(
-                engine.several_partners, 0.0, np.maximum(others, 0.0).mean(axis=1)
-            )
-        if waits_for_room:
-            gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
-            ready = begun - np.rint(gaps).astype(np.int64)[:, None]
-            found["late"] = in_a_pass(program, times, ready, begun).mean(axis=1)
-        if slow:
-            found["awaited"] = met.awaited.copy()
-        for hop, _, mine in slow:
-            over = begun[messages.sent[mine]] + drawn.slow[hop].buffered
-            there = times.batch_start[messages.received[mine]] <= over
-            found["awaited"][mine] = there.mean(axis=1)
-        met = replace(met, **found)
+            met = replace(met, beside=shares.mean(axis=1))
     return met
 
 
 def _lengths(
-    engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws, met: Surroundings
+    engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws, met: _Surroundings
 ) -> Lengths:
     """Return how long everything takes that meets what it meets, a column for each draw."""
     program, model = engine.program, source.passes
     passes, batches = program.passes, program.batches
     beside = model.beside if what_if.beside is None else what_if.beside
-    # A steeper slope means that the same times were seen with a lower base.
-    seen = _mean_activity(source)
-    slowed = drawn.slope * met.at_work[:, None] - (drawn.slope - model.slope) * seen
     base = _log_lengths(program, model, what_if) + slowed_beside(beside, met.beside)
     inside, before = data_ns(program, source)
-    worked = np.exp(base[:, None] + slowed + drawn.noise) + (inside + before)[:, None]
+    slowed = (base + model.slope * met.at_work)[:, None]
+    worked = np.exp(slowed + drawn.noise) + (inside + before)[:, None]
     messages, wires = program.messages, source.wires.of_size(what_if.token_scale)
     exchanged = engine.exchanged[:, None]
     body, tail = drawn.body, drawn.tail_ns
-    if wires.tells_crowds:
-        likely = np.where(exchanged, 1.0, crowded(met.others)[:, None] / CROWDED)
-        tail = tail * likely if drawn.chance is None else np.where(drawn.chance < likely, tail, 0.0)
     if exchanged.any():
         body, tail = body[engine.first_of_exchange], tail[engine.first_of_exchange]
-    slowed = body * np.exp(wires.contention * met.others)[:, None]
-    wire = np.where(exchanged, wires.both_ways, wires.one_way) * slowed + tail
-    sending = np.where(exchanged, wire, wires.sending * slowed + tail)
+    wire = np.where(exchanged, wires.both_ways, wires.one_way) * body + tail
+    sending = np.where(exchanged, wire, wires.sending * body + tail)
     # Where its sender waits nothing of a message is there before its receive begins.
     meets = messages.rendezvous[:, None]
-    drain = np.where(meets, wire, wires.drain * slowed)
+    drain = np.where(meets, wire, wires.drain * body)
     for hop, own, mine in _slow_hops(program, source, what_if):
-        (body, kept, early, chance), both = drawn.slow[hop], exchanged[mine]
-        sent = np.where(chance < met.awaited[mine, None], kept, early)
+        (body, sent), both = drawn.slow[hop], exchanged[mine]
         wire[mine] = np.where(both, own.wires.both_ways, own.wires.one_way) * body
         sending[mine] = np.where(both, own.sends_both_ways * body, sent)
         drain[mine] = np.where(meets[mine], wire[mine], own.wires.drain * body)
@@ -398,11 +286,10 @@ def _lengths(
         buffered = BUFFERED_BYTES / wires.message_bytes if known else 0.0
         wire[mine] = np.maximum(wire[mine], least)
         drain[mine] = np.maximum(drain[mine], least * max(0.0, 1 - buffered))
-    gaps = source.batch_gap_ns + (source.late_gap_ns - source.batch_gap_ns) * met.late
     return Lengths(
         passes=np.rint(worked).astype(np.int64),
         pass_gaps=np.full(len(passes), source.pass_gap_ns),
-        batch_gaps=np.rint(gaps).astype(np.int64),
+        batch_gaps=np.full(len(batches), source.batch_gap_ns),
         sending=np.rint(sending).astype(np.int64),
         wire=np.rint(wire).astype(np.int64),
         drain=np.rint(drain).astype(np.int64),
@@ -411,7 +298,7 @@ def _lengths(
     )
 
 
-def _of_hop(program: Program, hop: tuple[int, int]) -> Flags:
+def _of_hop(program: Program, hop: Hop) -> Flags:
     messages, places = program.messages, program.batches.place
     mine: Flags = (places[messages.sent] == hop[0]) & (places[messages.received] == hop[1])
     return mine
@@ -419,19 +306,11 @@ def _of_hop(program: Program, hop: tuple[int, int]) -> Flags:
 
 def _slow_hops(
     program: Program, source: Source, what_if: WhatIf
-) -> Iterator[tuple[tuple[int, int], SlowHop, Flags]]:
+) -> Iterator[tuple[Hop, SlowHop, Flags]]:
     """Yield the slow hops that nobody has set to be otherwise, and the messages of each."""
     for hop, own in source.wires.of_size(what_if.token_scale).slow.items():
         if hop not in what_if.wire_scale and hop not in what_if.wire_ns:
             yield hop, own, _of_hop(program, hop)
-
-
-def _rated_hops(program: Program, source: Source, what_if: WhatIf) -> Flags:
-    """Tell messages of hops that hold them back: they are on no one else's way."""
-    rated = np.zeros(len(program.messages), dtype=bool)
-    for hop in {*source.wires.slow, *what_if.wire_ns} - {*what_if.wire_scale}:
-        rated |= _of_hop(program, hop)
-    return rated
 
 
 def usual_factor(source: Source) -> float:
@@ -519,7 +398,7 @@ def _log_length(model: PassModel, kind: int, *, first: bool, place: int, ends: b
     )
     if kind == PassKind.I:
         return float(np.log((1 - share) * usual))
-    return float(np.log(max(both - (1 - share) * usual, _LEAST_OF_W * share * usual, 1.0)))
+    return float(np.log(max(both - (1 - share) * usual, 1.0)))
 
 
 def _whole_backward(model: PassModel, *, first: bool, place: int) -> float:

@@ -7,7 +7,7 @@ messages grow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -24,12 +24,19 @@ from debubble.simulate.costs.passes import (
     inside_passes,
 )
 from debubble.simulate.costs.wire_pools import Hop, WirePools, join_pools, pool_wires
-from debubble.simulate.engine import in_a_pass
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import batch_gaps, pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
 from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import I64, Intervals, PassKind, RankTimeline, Timeline, without
+from debubble.timeline.model import (
+    I64,
+    Intervals,
+    PassKind,
+    RankTimeline,
+    Timeline,
+    surely_share,
+    without,
+)
 from debubble.timeline.steps import only_steps
 from debubble.units import show_percent, show_ranks
 
@@ -40,10 +47,6 @@ _TWO_RUNS_SPREAD = 0.05
 
 # The standard error of a median over that of a mean.
 OF_MEDIAN = 1.25
-# Fewer batches that start beside compute tell nothing. Then a kernel of messages is taken to wait
-# this share of a layer's forward pass for multiprocessors (recorded: 0.12 to 0.18), or a stage's.
-_FEWEST_LATE = 40
-LATE_OF_LAYER, _LATE_OF_PASS = 0.14, 0.035
 
 Moment = tuple[int, int, str]
 """Stage, kind, and whether of the first, the last or any other microbatch."""
@@ -71,8 +74,6 @@ class Source:
     """From when a pass could start to its start; a host that its device keeps has yet to launch."""
     batch_gap_ns: int
     """From when a batch of messages could start to its start."""
-    late_gap_ns: int
-    """The same where its rank computes: its kernel waits for multiprocessors."""
     outside_ns: int
     """From a step's window to the next one's: optimizer, reductions, data loading."""
     window_ns: int
@@ -83,6 +84,8 @@ class Source:
     """Of a pass's stretch, what is compute."""
     repaired: bool = False
     """Hops that were slow in the run are taken to be as the others are."""
+    shared: bool = False
+    """All ranks are on one device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,17 +148,9 @@ def measure_source(
         for before, after in pairwise(figures.windows)
         if after.step == before.step + 1
     ]
-    model = fit_passes(kept, figures.pipeline, known)
-    gaps = _batch_gaps(measured)
-    late = _rounded_mean(gaps[1])
-    forward = [base for (kind, _, _), base in model.base.items() if kind == PassKind.F]
-    if sum(map(len, gaps[1])) < _FEWEST_LATE and forward:
-        share = LATE_OF_LAYER if known else _LATE_OF_PASS
-        on_devices = any(rank.multiprocessors for rank in ranks)
-        late = round(share * float(np.exp(np.median(forward)))) if on_devices else 0
     return Source(
         ranks=ranks,
-        passes=model,
+        passes=fit_passes(kept, figures.pipeline, known),
         wires=pool_wires(kept, figures.pipeline, slow),
         split=known,
         steps=tuple(steps),
@@ -166,14 +161,14 @@ def measure_source(
         data_occupies=float(
             inside_passes(passes, ranks, _occupying_data).sum() / max(gathers.sum(), 1)
         ),
-        pass_gap_ns=_rounded_mean([_gaps_of_devices(step) for step in measured]),
-        batch_gap_ns=_rounded_mean(gaps[0]),
-        late_gap_ns=late,
+        pass_gap_ns=_rounded(np.mean, [_gaps_of_devices(step) for step in measured]),
+        batch_gap_ns=_rounded(np.median, [_gaps_of_batches(step) for step in measured]),
         outside_ns=max(0, round(float(np.median(between)))) if between else 0,
         window_ns=figures.batch_latency_ns,
         window_spread=_spread_of_middle([w.end_ns - w.start_ns for w in figures.windows]),
         bubble_fraction=figures.bubble_fraction or 0.0,
         busy_share=float(passes.busy_ns.sum() / max(stretch, 1)),
+        shared=surely_share(ranks),
     )
 
 
@@ -193,23 +188,16 @@ def _gaps_of_devices(step: MeasuredStep) -> I64:
     return gaps
 
 
-def _batch_gaps(measured: Sequence[MeasuredStep]) -> tuple[list[I64], list[I64]]:
-    """Return the gaps before batches whose rank is idle, and before those whose rank computes."""
-    idle, late = [], []
-    for step in measured:
-        times = step.times
-        gaps = batch_gaps(step.program, times, step.lengths.batch_floor)
-        ready = times.batch_start - gaps
-        computes = in_a_pass(step.program, times, ready, times.batch_start)
-        known = gaps < -NEVER_NS // 2
-        idle.append(np.maximum(gaps[known & ~computes], 0))
-        late.append(np.maximum(gaps[known & computes], 0))
-    return idle, late
+def _gaps_of_batches(step: MeasuredStep) -> I64:
+    """Return the gaps before batches of messages."""
+    found = batch_gaps(step.program, step.times, step.lengths.batch_floor)
+    gaps: I64 = np.maximum(found[found < -NEVER_NS // 2], 0)
+    return gaps
 
 
-def _rounded_mean(parts: Sequence[I64]) -> int:
+def _rounded(statistic: Callable[[I64], float], parts: Sequence[I64]) -> int:
     every = np.concatenate(parts)
-    return round(float(every.mean())) if len(every) else 0
+    return round(float(statistic(every))) if len(every) else 0
 
 
 def _occupying_data(rank: RankTimeline) -> Intervals:
@@ -329,7 +317,6 @@ def _with_one_slope(model: PassModel, other: PassModel) -> tuple[PassModel, Pass
     first, second = (
         replace(
             run.with_slopes(steeper.slope, telling.beside),
-            slope_spread=steeper.slope_spread,
             tells_beside=telling.tells_beside,
         )
         for run in (model, other)

@@ -21,11 +21,8 @@ from debubble.plan.baseline import Baseline, even_split, stages_of
 from debubble.plan.change import Change
 from debubble.plan.split import best_split
 from debubble.simulate.communication import usual_communication
-from debubble.simulate.costs.passes import PassModel, slowdown_beside_messages
+from debubble.simulate.costs.passes import PassModel
 from debubble.simulate.costs.wire_pools import (
-    DRAIN_OVER_WIRE,
-    ON_ONE_HOST,
-    SENDING_OVER_WIRE,
     STALLS_FROM,
     WirePools,
     no_messages,
@@ -33,7 +30,8 @@ from debubble.simulate.costs.wire_pools import (
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.predict import mean_lengths
 from debubble.simulate.program import Program, Times
-from debubble.simulate.source import LATE_OF_LAYER, Source
+from debubble.simulate.shared_device import BESIDE
+from debubble.simulate.source import Source
 from debubble.timeline.job import Basis
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import SCHEDULES, Order, hold, order_of
@@ -58,15 +56,13 @@ class Wire:
     """What a message takes on the mean, against the middle one, stalls left out."""
     tail_ns: float = 0.0
     """And what stalls add to it on the mean."""
-    of_one_host: bool = False
-    """Whether it was measured between ranks of one host, whose messages slow each other there."""
 
     def one_way_ns(self, size: float) -> float:
         """Return what one message takes."""
         return self.latency_ns + size / self.bytes_per_s * NS_PER_S
 
 
-def wire_of(measured: HopTestResult, told_by: str, *, of_one_host: bool = False) -> Wire:
+def wire_of(measured: HopTestResult, told_by: str) -> Wire:
     """Return the middle of all hops that were measured."""
     sizes = sorted({rung.size_bytes for rung in measured.rungs})
 
@@ -86,7 +82,6 @@ def wire_of(measured: HopTestResult, told_by: str, *, of_one_host: bool = False)
         bytes_per_s=fit.bytes_per_s if fit else largest / took[-1] * NS_PER_S,
         both_ways=max(1.0, middle(largest, both=True) / took[-1]),
         told_by=told_by,
-        of_one_host=of_one_host,
     )
 
 
@@ -121,7 +116,6 @@ def wire_of_messages(messages: Sequence[dict[str, Any]], told_by: str) -> Wire:
         told_by=told_by,
         body=float(np.concatenate(bodies).mean()),
         tail_ns=float(np.concatenate(stalls).mean()),
-        of_one_host=True,
     )
 
 
@@ -395,13 +389,9 @@ class Pipelines:
             + (f" and {stalls:.0f} us of stalls (mean)" if stalls >= 1 else "")
             + f", {self.wire.told_by}"
         )
-        if self.wire.of_one_host and probe.copies > 1:
-            more = show_percent(exp(ON_ONE_HOST) - 1)
-            yield f"each concurrent message on a host slows a message by {more}"
-        else:
-            yield "messages do not slow each other"
-        if probe.multiprocessors:
-            slowed = show_percent(exp(slowdown_beside_messages(probe.multiprocessors)) - 1)
+        yield "messages do not slow each other"
+        if probe.copies > 1:
+            slowed = show_percent(exp(BESIDE) - 1)
             yield f"overlap makes compute take {slowed} longer, as measured on other devices"
         yield "messages are posted as in torch's schedules, and no host is late"
         if probe.trains:
@@ -417,8 +407,7 @@ class Pipelines:
         layer, probe, wire = costs.passes["layer"], self.probe, self.wire
         took = {kind: layer[kind.name] for kind in PassKind if layer[kind.name] > 0}
         one_way = wire.one_way_ns(costs.message_bytes)
-        parts, beside = probe.multiprocessors, probe.beside_each(setting.stages)
-        slope = probe.slope * beside
+        slope = probe.slope * probe.beside_each(setting.stages)
         passes = PassModel(
             base={
                 (int(kind), False, place): log(ns) - slope
@@ -427,9 +416,6 @@ class Pipelines:
             },
             residuals=np.zeros(1),
             slope=slope,
-            slope_spread=0.0,
-            seen_slope=slope,
-            seen_spread=0.0,
             layers=tuple(map(float, split)),
             extras={
                 int(kind): (
@@ -439,7 +425,7 @@ class Pipelines:
                 for kind, ns in took.items()
             },
             activity={},
-            beside=slowdown_beside_messages(parts) if parts else 0.0,
+            beside=BESIDE if probe.copies > 1 else 0.0,
             tells_beside=False,
             shares={},
             growth={},
@@ -447,13 +433,11 @@ class Pipelines:
         wires = WirePools(
             both_ways=one_way * wire.both_ways,
             one_way=one_way,
-            drain=one_way * DRAIN_OVER_WIRE,
-            sending=one_way * SENDING_OVER_WIRE,
+            drain=one_way,
+            sending=one_way,
             body=np.array([wire.body]),
             tail_ns=np.array([wire.tail_ns]),
             step=np.zeros(1, dtype=np.int64),
-            crowd=np.ones(1),
-            contention=ON_ONE_HOST * beside if wire.of_one_host else 0.0,
             message_bytes=round(costs.message_bytes),
             buffers=True,
             assumed=(),
@@ -473,8 +457,6 @@ class Pipelines:
             data_occupies=0.0,
             pass_gap_ns=0,
             batch_gap_ns=0,
-            # A message's kernel waits for multiprocessors that compute has.
-            late_gap_ns=round(LATE_OF_LAYER * layer["F"]) if parts else 0,
             outside_ns=0,
             window_ns=1,
             window_spread=0.0,

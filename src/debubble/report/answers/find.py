@@ -433,6 +433,8 @@ def say_bubble(analysis: Analysis) -> str:
         who = f"In part, with no trace of {absent}: the other ranks wait"
     elif pipeline.kind == "stream" and (torn := _torn(analysis)):
         who = f"In part, with a trace of {numbered('rank', torn)} that ends early: ranks wait"
+    elif analysis.stream is not None and analysis.stream.gaps:
+        who = "In part, of batches whose replay does not land: ranks wait"
     elif pipeline.cut:
         who = "In part, of a step that the capture cuts: ranks wait"
     waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "

@@ -191,7 +191,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
     elif saving.cause is Cause.TOKEN_BROADCAST:
-        who = about.blames + _of_longest(analysis, account)
+        who = about.blames + _of_longest(analysis, stage)
     elif saving.cause is Cause.NO_WORK:
         who = (
             f"{counted(batches.requests, 'request')} cannot fill "
@@ -217,19 +217,16 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
     return f"{who}; {about.remedied}: saves {buys}"
 
 
-def _of_longest(analysis: Analysis, account: StreamAccount) -> str:
+def _of_longest(analysis: Analysis, stage: int | None) -> str:
     """Say for whose passes they mostly stand there."""
-    most = next(
-        (culprit for culprit in account.culprits if culprit.cause is Cause.TOKEN_BROADCAST), None
-    )
     parts = analysis.phases
-    if most is None or most.stage is None or not parts:
+    if stage is None or not parts:
         return ""
     part = max(parts, key=lambda phase: phase.batches)
-    takes, layers = part.device_s[most.stage], analysis.layers_of(most.stage)
+    takes, layers = part.device_s[stage], analysis.layers_of(stage)
     overhead = f", {layers} layers" if layers is not None else ""
     return (
-        f", mostly until stage {most.stage} has sampled (it computes "
+        f", mostly until stage {stage} has sampled (it computes "
         f"{show_duration(round(takes * NS_PER_S))} a {part.phase} batch, "
         f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{overhead})"
     )

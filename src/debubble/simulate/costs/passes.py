@@ -6,9 +6,9 @@ gives a model, for what a changed run would be:
     time = (layers + extra) x exp(base(kind, rank) + slope x ranks at work) x slowed(share)
 
 An embedding on the first stage and a head on the last are extra, in layers, forward and backward
-each its own. The slope is 0 unless ranks share a device and the run shows that they slow each
-other. The base of a step's first backward passes is its own: they have no gradients to add theirs
-to. The share is that of the pass beside which the rank sends or receives:
+each its own. The slope is 0 unless ranks share a device (`shared_device.py`). The base of a step's
+first backward passes is its own: they have no gradients to add theirs to. The share is that of the
+pass beside which the rank sends or receives:
 
     compute   [   F 1   ][   F 2   ]    a message's kernel spins on multiprocessors until it is
     messages     [recv·········]        done, waiting or not: compute has fewer meanwhile. Half of
@@ -16,8 +16,8 @@ to. The share is that of the pass beside which the rank sends or receives:
 
 So a schedule that overlaps has longer passes than one that does not, by the same layers.
 
-With more or fewer tokens, of one run: passes grow nearly as tokens do; adding to gradients that are
-there does not. Of two runs with different numbers of tokens: a line through both, with a constant;
+With more or fewer tokens, of one run: passes grow as tokens do; adding to gradients that are there
+does not. Of two runs with different numbers of tokens: a line through both, with a constant;
 where passes grow faster than tokens, as attention does, a square without one.
 """
 
@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import hypot
 
 import numpy as np
 
 from debubble.simulate.costs.uneven_data import UNEVEN, Slot, compare_microbatches, held_by_forward
+from debubble.simulate.overlap import share_under
+from debubble.simulate.shared_device import BESIDE, SLOPE, trailing_activity
 from debubble.timeline.model import (
     F64,
     I64,
@@ -39,43 +40,22 @@ from debubble.timeline.model import (
     RankTimeline,
     Timeline,
     Transfers,
-    may_share,
     surely_share,
     without,
 )
 
-# A device's clock follows its load with this delay or so; measured on an H200.
-TRAILING_NS = 40_000_000
-# Within a run about half of it is seen, a fifth or all of it now and then, for a device's clock
-# follows its mean load as well. Between runs of one program on one H200 cut into four, each rank
-# that is at work besides made passes longer by 0.03 of the logarithm (Megatron, torchtitan), 0.065
-# and 0.11 (two sizes of the lab's), forward ones by 0.16 at most: 37 runs.
-_SEEN_WITHIN, _WITHIN_SPREAD = 0.5, 0.035
-_BETWEEN, _BETWEEN_SPREAD, _STEEPEST = 0.07, 0.035, 0.16
-# How sure the run itself must be that ranks slow each other, where devices do not tell.
-_SURE = 2.5
-# What is known before a run tells. Within runs that share a device, a rank at work added this to
-# the logarithm of the others' times; a message's kernel this to the compute beside it, on parts of
-# 30 multiprocessors: seven recorded runs that overlap, of two frameworks, 0.12 to 0.17. Of larger
-# devices it takes a smaller part.
-_AT_WORK, _AT_WORK_SPREAD = 0.045, 0.015
-_BESIDE, _BESIDE_SPREAD, _OF_MULTIPROCESSORS = 0.14, 0.03, 30
 _MOST_BESIDE = 2.0
-# Of devices whose multiprocessors are not known it may be as much as on a small one, or nothing.
-_UNKNOWN_SPREAD = 0.14
 # A run tells it itself where 2.5 of its own standard errors are at most a tenth, and not one or two
 # passes say so: the share of a rank's first pass often differs from all others. However alike a few
 # passes are, they are taken to vary by a hundredth.
 _TELLS, _PASSES_VARY, _FEWEST_TELL = 0.04, 0.01, 4
 # Rounds until what messages add, which bends with the share beside them, stays as it is.
-_ROUNDS, _LEAST_NOISE = 8, 1e-6
+_ROUNDS = 8
 # Less than this of a layer is what lies between layers, not an embedding or a head.
 _LEAST_EXTRA = 0.1
-# With half the tokens what stays of a pass may be none or twice as much as is taken, 4 % of a step,
-# and a message 0.55 to 0.65 of its time, 3 % of one; attention adds what one run does not show.
-ONE_RUN_SPREAD = 0.1
-# Of a pass, so much stays with half the tokens: kernels begin and end. Recorded, 0 to 0.05.
-_STAYS = 0.04
+# With half the tokens of a pass some 4 % may stay and a message take 0.55 to 0.65 of its time;
+# attention adds what one run does not show. Recorded pairs of two sizes are off by as much.
+ONE_RUN_SPREAD = 0.15
 # Whole backward passes of a first stage that is written as a weight gradient alone.
 WHOLE = 4
 # These do not add to gradients.
@@ -139,10 +119,6 @@ class PassModel:
     residuals: F64
     slope: float
     """What one more rank at work adds; 0 where ranks have devices of their own."""
-    slope_spread: float
-    seen_slope: float
-    """What the run itself shows, and how surely."""
-    seen_spread: float
     layers: tuple[float, ...]
     """Of each stage; 1 each where they could not be told."""
     extras: dict[int, tuple[float, float]]
@@ -214,11 +190,6 @@ class PassModel:
             for of, log in self.base.items()
         }
         return replace(self, base=base, slope=slope, beside=beside)
-
-
-def slowdown_beside_messages(multiprocessors: float) -> float:
-    """Return what messages add to compute beside them, of the logarithm, as other runs showed."""
-    return _BESIDE * _OF_MULTIPROCESSORS / multiprocessors
 
 
 def measure_passes(
@@ -330,10 +301,10 @@ def fit_passes(
         activity[here] = trailing_activity(passes.start_ns[here], passes.end_ns[here])
     rows_of = _rows_of_classes(passes, ranks)
     shares = beside_messages(passes, timeline.transfers)
-    (seen, beside), spread, tells = _slopes(rows_of, logs, (activity, shares), ranks)
-    slope, slope_spread = 0.0, 0.0
-    if surely_share(ranks) or (may_share(ranks) and seen > _SURE * spread):
-        slope, slope_spread = _between_runs(seen, spread, shared=surely_share(ranks))
+    shared = surely_share(ranks)
+    slope = SLOPE if shared else 0.0
+    seen = _slowed_by_messages(rows_of, logs - slope * activity, shares)
+    beside = seen if seen is not None else BESIDE if shared else 0.0
     rest = logs - slope * activity - slowed_beside(beside, shares)
     base = {of: float(rest[rows].mean()) for of, rows in rows_of.items()}
     residuals = rest.copy()
@@ -343,14 +314,11 @@ def fit_passes(
         base=base,
         residuals=residuals,
         slope=slope,
-        slope_spread=slope_spread,
-        seen_slope=seen,
-        seen_spread=spread,
         layers=layers,
         extras=extras,
         activity={of: float(activity[rows].mean()) for of, rows in rows_of.items()},
         beside=beside,
-        tells_beside=tells,
+        tells_beside=seen is not None,
         shares={of: float(shares[rows].mean()) for of, rows in rows_of.items()},
         growth=grow_by_one_run(base),
         weight_shares={
@@ -439,66 +407,29 @@ def _rows_of_classes(passes: Passes, ranks: Sequence[RankTimeline]) -> dict[Clas
     return rows
 
 
-def _slopes(
-    rows_of: Mapping[Class, list[int]],
-    logs: F64,
-    met: tuple[F64, F64],
-    ranks: Sequence[RankTimeline],
-) -> tuple[tuple[float, float], float, bool]:
-    """Return how times follow what they met, ranks at work and messages, within their classes.
-
-    With the standard error of the first, and whether the run itself tells of messages. What other
-    runs showed counts as much as it was sure; of devices that ranks do not share nothing is known.
-    """
-    activity, shares = met
-    shared = surely_share(ranks)
-    parts = [rank.multiprocessors for rank in ranks if rank.multiprocessors]
-    beside = slowdown_beside_messages(float(np.median(parts))) if parts else 0.0
-    known = np.array([_AT_WORK if shared else 0.0, beside])
-    sure = np.array(
-        [
-            _AT_WORK_SPREAD if shared else np.inf,
-            max(beside / 4, _BESIDE_SPREAD) if parts else _UNKNOWN_SPREAD,
-        ]
-    )
-    free = len(logs) - len(rows_of) - 2
+def _slowed_by_messages(rows_of: Mapping[Class, list[int]], logs: F64, shares: F64) -> float | None:
+    """Return what messages add to passes beside them, within classes; None: it is not sure."""
+    free = len(logs) - len(rows_of) - 1
     if free < 1:
-        return (float(known[0]), beside), float(sure[0]), False
-    weight = np.diag(1 / sure**2)
-    found, alike = known, [np.array(rows) for rows in rows_of.values()]
+        return None
+    seen, alike = 0.0, [np.array(rows) for rows in rows_of.values()]
     for _ in range(_ROUNDS):
         # What messages add bends with the share: a line along it, where the last round came to.
-        lost = 1 - np.exp(-found[1])
+        lost = 1 - np.exp(-seen)
         along = (1 - lost) * shares / (1 - lost * shares)
-        x = np.stack((activity, along), axis=1)
-        y = logs - slowed_beside(found[1], shares) + along * found[1]
+        y = logs - slowed_beside(seen, shares) + along * seen
         for rows in alike:
             y[rows] -= y[rows].mean()
-            x[rows] -= x[rows].mean(axis=0)
-        left = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
-        noise = max(float(left @ left) / free, _LEAST_NOISE)
-        spread = np.linalg.pinv(x.T @ x / noise + weight)
-        found = spread @ (x.T @ y / noise + weight @ known)
-        found[1] = np.clip(found[1], 0.0, _MOST_BESIDE)
-    seen = shared or float(x[:, 0] @ x[:, 0]) > 1e-9
-    slope, error = (float(found[0]), float(np.sqrt(spread[0, 0]))) if seen else (0.0, np.inf)
-    apart = x[:, 1] ** 2
-    error_beside = np.sqrt(max(noise, _PASSES_VARY**2) / max(float(apart.sum()), 1e-9))
-    telling = float(apart.sum()) ** 2 / max(float((apart**2).sum()), 1e-9)
-    tells = bool(error_beside < _TELLS and telling >= _FEWEST_TELL)
-    return (slope, float(found[1])), error, tells
-
-
-def _between_runs(seen: float, spread: float, *, shared: bool) -> tuple[float, float]:
-    """Return how ranks at work slow each other from run to run, and how unsure that is.
-
-    By what is seen within one; on parts of one device, by what other runs showed as well.
-    """
-    of_run = hypot(spread / _SEEN_WITHIN, _WITHIN_SPREAD) ** -2
-    known = _BETWEEN_SPREAD**-2 if shared else 0.0
-    slope = (seen / _SEEN_WITHIN * of_run + _BETWEEN * known) / (of_run + known)
-    slope = min(max(slope, 0.0), _STEEPEST)
-    return slope, (of_run + known) ** -0.5 if slope else 0.0
+            along[rows] -= along[rows].mean()
+        apart = float(along @ along)
+        if apart <= 0:
+            return None
+        line = float(along @ y) / apart
+        seen = min(max(line, 0.0), _MOST_BESIDE)
+    left = y - line * along
+    error = np.sqrt(max(float(left @ left) / free, _PASSES_VARY**2) / apart)
+    telling = apart**2 / float((along**4).sum())
+    return seen if error < _TELLS and telling >= _FEWEST_TELL else None
 
 
 def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
@@ -510,7 +441,7 @@ def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
         if not first and alone is not None and kind not in _NO_GRADIENTS:
             shares[kind, first].append(1 - float(np.exp(alone - own)))
     return {
-        kind: Growth(constant=min(_STAYS + max(0.0, float(np.mean(seen)) if seen else 0.0), 1.0))
+        kind: Growth(constant=min(max(0.0, float(np.mean(seen)) if seen else 0.0), 1.0))
         for kind, seen in shares.items()
     }
 
@@ -534,58 +465,3 @@ def grow_by_two_runs(base: Bases, other: Bases, ratio: float) -> dict[Kind, Grow
             square = (took - ratio) / (ratio * ratio - ratio)
             growth[kind_and_first] = Growth(square=min(square, 1.0))
     return growth
-
-
-def trailing_activity(start_ns: I64, end_ns: I64) -> F64:
-    """Return the mean number of passes under way in the 40 ms before each pass's end.
-
-    A second dimension holds many runs, each by itself.
-    """
-    until = end_ns.astype(np.float64)
-    return time_under(until - TRAILING_NS, until, start_ns, end_ns) / TRAILING_NS
-
-
-def share_under(start_ns: I64, end_ns: I64, begun_ns: I64, over_ns: I64) -> F64:
-    """Return the share of each stretch that lies under some others, however many.
-
-    A second dimension holds many runs, each by itself.
-    """
-    order = np.argsort(begun_ns, axis=0, kind="stable")
-    begun = np.take_along_axis(begun_ns, order, axis=0)
-    until = np.maximum.accumulate(np.take_along_axis(over_ns, order, axis=0), axis=0)
-    # Of each, what none before it has covered: nothing is counted twice.
-    begun[1:] = np.maximum(begun[1:], until[:-1])
-    under = time_under(start_ns, end_ns, np.minimum(begun, until), until)
-    share: F64 = under / np.maximum(end_ns - start_ns, 1)
-    return share
-
-
-def time_under(start_ns: I64 | F64, end_ns: I64 | F64, begun_ns: I64, over_ns: I64) -> F64:
-    """Return how long others lasted inside each stretch, each counted, in each of many runs."""
-    if not len(begun_ns):
-        return np.zeros(start_ns.shape)
-    # Stamps of a trace are too large to be added up: times count from the first of the others.
-    origin = begun_ns.min(axis=0)
-    start_ns, end_ns = start_ns - origin, end_ns - origin
-    lasted = np.zeros(start_ns.shape)
-    for sign, moments_ns in ((1, begun_ns), (-1, over_ns)):
-        moments = np.sort(moments_ns - origin, axis=0).astype(np.float64)
-        sums = np.concatenate((np.zeros_like(moments[:1]), np.cumsum(moments, axis=0)))
-        for side, until in ((sign, end_ns), (-sign, start_ns)):
-            before = count_before(moments, until)
-            lasted += side * (before * until - np.take_along_axis(sums, before, axis=0))
-    return lasted
-
-
-def count_before(moments: I64 | F64, until: I64 | F64) -> I64:
-    """Return how many of some sorted moments are not after each of others, in each of many runs."""
-    if moments.ndim == 1:
-        return np.searchsorted(moments, until, side="right")
-    if not until.size:
-        return np.zeros(until.shape, dtype=np.int64)
-    # One search for all: each run lies after the one before it.
-    runs = np.arange(moments.shape[1])
-    apart = max(moments.max(), until.max()) - min(moments.min(), until.min()) + 1
-    laid, asked = ((part + runs * apart).T.ravel() for part in (moments, until))
-    found: I64 = np.searchsorted(laid, asked, side="right").reshape(len(runs), -1).T
-    return found - runs * len(moments)

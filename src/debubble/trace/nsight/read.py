@@ -92,7 +92,7 @@ _LONGEST_VALUE = 16 * 1024 * 1024
 # A node has some ten. Each is cut out of the whole file, so their number must have a bound.
 _MOST_PROCESSES = 1024
 
-# Columns of a table, by name; all tables have a `start` and an `end`, in nanoseconds of the capture.
+# Columns of a table, by name; all have a `start` and an `end`, in nanoseconds of the capture.
 Columns = dict[str, NDArray[Any]]
 
 
