@@ -358,8 +358,8 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
             return f"{where} takes {more}{_besides(ledger, named.stage)}"
         slower = show_times(named.slower_layers)
         return (
-            f"{where} takes {more}: its layers take {slower} those of other stages, check its "
-            "device"
+            f"rank {named.rank} is a slow device: the layers of stage {named.stage} take {slower} "
+            f"those of other stages, the stage {more}"
         )
     if named.slow_hops:
         return _say_slow(named)
