@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -242,6 +243,8 @@ def main() -> int:
         words = [__file__, "--out", str(out), *(f"--load={name}" for name in names)]
         words += ["--one-gpu"] if told.one_gpu else []
         processes = []
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = os.environ.get("MASTER_PORT", str(free.getsockname()[1]))
         try:
             for rank in range(ranks):
                 # A host name of its own lets NCCL accept several ranks on one device.
@@ -251,7 +254,7 @@ def main() -> int:
                     "LOCAL_RANK": str(rank),
                     "WORLD_SIZE": str(ranks),
                     "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": os.environ.get("MASTER_PORT", "29571"),
+                    "MASTER_PORT": port,
                     **({"NCCL_HOSTID": f"stage{rank}"} if shared else {}),
                 }
                 processes.append(subprocess.Popen([sys.executable, *words], env=place))

@@ -13,12 +13,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
+
+from debubble.cli import main as main_of_debubble
 
 ROOT = Path(__file__).resolve().parents[1]
 SKILL = ROOT / "skills" / "debubble" / "SKILL.md"
@@ -160,12 +163,9 @@ def holds(condition: str, found: Told) -> bool:
 def run(command: str, **places: Path | None) -> Told:
     """Run a command of the skill with real places in it."""
     words = [str(places.get(word.lower()) or word) for word in shlex.split(command)[1:]]
-    done = subprocess.run(
-        [sys.executable, "-m", "debubble", *words], capture_output=True, text=True, check=False
-    )
-    if not done.stdout.startswith("{"):
-        raise SystemExit(f"{words}: {done.stderr}")
-    told: Told = json.loads(done.stdout)
+    with redirect_stdout(StringIO()) as out, suppress(SystemExit):
+        main_of_debubble(words)
+    told: Told = json.loads(out.getvalue())
     return told
 
 

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,8 +44,10 @@ TOLD_OF_ENGINES = {"debubble.cli.options", "debubble.api"}
 SCHEMAS = "debubble.report.answers.schema"
 
 
+@cache
 def modules():
     """Every module of the package, with what it imports, wherever in it that stands."""
+    found = []
     for file in sorted(SOURCE.rglob("*.py")):
         parts = file.relative_to(SOURCE).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -54,7 +57,8 @@ def modules():
                 imported |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        yield name, imported
+        found.append((name, imported))
+    return found
 
 
 def belongs_to(name, annex):

@@ -52,6 +52,7 @@ from debubble.timeline.fleet.survey import Means, Question, Survey, survey_run
 from debubble.timeline.job import JobFacts, RunBasis, ask_job
 from debubble.timeline.model import Timeline
 from debubble.timeline.replicas import ReplicaFigures, Workers
+from debubble.timeline.steps import numbered
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
 from debubble.trace.server_notes import ServerNotes, notes_beside
@@ -183,7 +184,8 @@ class Analysis:
     @cached_property
     def warnings(self) -> tuple[Gap, ...]:
         """Whatever was found wanting, each once: the same for whoever asks."""
-        account = self.ledger.gaps if self.ledger else ()
+        accounted = self.ledger or self.stream
+        account = accounted.gaps if accounted else ()
         if self.job.steps_timed:  # then it is known how much the profiler cost
             account = tuple(gap for gap in account if gap.code is not Code.HOSTS_SLOWED)
         return tuple(dict.fromkeys((*self.measured_warnings, *self._wiring[1], *account)))
@@ -254,7 +256,7 @@ class Analysis:
         if pipeline.windows and known is None:
             raise UsageError(
                 "the schedule that ran was not recognised",
-                hint="say it with --schedule-measured, such as 1f1b",
+                hint="give --schedule-measured, such as 1f1b",
             )
         baseline = self._baseline_with(stated, also)
         return ask(baseline, request.idea(baseline, stated.tokens.scale(baseline)))
@@ -317,8 +319,11 @@ class Analysis:
     ) -> ServerModel:
         """Fit a captured server; what is not said, its own metrics and the captured batches say."""
         if self.stream is None:
+            absent = numbered("rank", self.pipeline.absent)
             raise NoFit(
-                "these batches cannot be followed from stage to stage",
+                f"no trace of {absent}: batches cannot be followed through its stage"
+                if self.pipeline.absent
+                else "these batches cannot be followed from stage to stage",
                 hint="capture forward passes of all ranks at once, one stage a rank",
             )
         layers = layers or self.job.split_for(self.pipeline)

@@ -57,7 +57,7 @@ def test_what_is_null_has_a_reason_and_what_is_known_has_none(data):
 def test_one_step_alone_has_no_step_time_and_says_why():
     data = answer_find(analyse_recording(H200.parent / "frameworks" / "mg_nosync")).to_dict()
     assert data["numbers"]["step_time_s"] is None
-    assert data["unknown"]["numbers.step_time_s"] == "it takes two steps to tell"
+    assert data["unknown"]["numbers.step_time_s"] == "needs two steps"
 
 
 def test_the_ledger_adds_up_in_seconds_too(data):
@@ -112,8 +112,10 @@ def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():
     assert saving.worth.gpu_hours_per_day == pytest.approx(hours)
     assert saving.worth.money_per_day == pytest.approx(2.5 * hours)
     page = find_page(answer)
-    table = next(table for table in page.tables if table.title.startswith("what it would buy"))
-    assert table.columns[-2:] == ("GPU-h a day", "money a day")
+    table = next(
+        table for table in page.tables if table.title.startswith("what fixing it would save")
+    )
+    assert table.columns[-2:] == ("GPU-h/day", "cost/day")
     assert table.rows[0][-1] == show_price(2.5 * hours, "$")
 
 

@@ -41,7 +41,7 @@ def test_text_and_data_carry_the_same_numbers(found):
     for name, show in (("batch_latency_s", show_seconds), ("bubble_fraction", show_share)):
         row = "batch latency" if name == "batch_latency_s" else "bubble"
         assert rows[row] == (show(measured[name]), show(simulated[name]))
-    assert rows["tokens a second"][1] == f"{simulated['tokens_per_s']:,.0f}"
+    assert rows["tokens/s"][1] == f"{simulated['tokens_per_s']:,.0f}"
     assert [row[3] for row in ranks.rows] == [
         show_share(rank["bubble_fraction"]) for rank in data["ranks"]
     ]
@@ -88,9 +88,13 @@ def test_what_cannot_be_is_refused_as_on_the_command_line(run):
 @pytest.mark.parametrize(
     ("correction", "misfit", "said"),
     [
-        (0.003, 0.009, "corrected by +0.3 %: the run differs from its own simulation by +0.9 %"),
-        (0.021, 0.022, "corrected by +2 %, by which the run differs from its own simulation"),
-        (0.03, None, "corrected by +3 %, by what two runs differ"),
+        (
+            0.003,
+            0.009,
+            "corrected by +0.3 %, the certain part of the simulator error on this run (+0.9 %)",
+        ),
+        (0.021, 0.022, "corrected by +2 %, the simulator error on this run"),
+        (0.03, None, "corrected by +3 %, the simulator error on the two runs"),
         (0.0001, 0.05, None),
     ],
 )

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from support.jobs.launch_gloo_job import run_job
-from support.traces.trimmed import rows
 
 import debubble
 from debubble.errors import CaptureError, MissingExtra, UsageError
@@ -76,7 +75,7 @@ def test_labels_name_the_very_passes_that_structure_finds_and_all_of_them(labell
         is_label = np.array([name.startswith("PP:") for name in trace.names])
         kept = ~is_label[trace.annotations.name]
         assert not kept.all()
-        bare.append(replace(trace, annotations=rows(trace.annotations, kept)))
+        bare.append(replace(trace, annotations=trace.annotations.take(kept)))
     with_labels, by_structure = build_timeline(traces), build_timeline(bare)
     named, found = passes_of(with_labels), passes_of(by_structure)
     assert [one[:5] for one in named] == [one[:5] for one in found]

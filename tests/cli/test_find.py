@@ -57,7 +57,7 @@ def test_waits_for_ranks_without_a_trace_are_no_bottleneck(tmp_path, ranks):
     files = " ".join(f"tests/data/h200/fwd_closed_m4/rank{rank}.json.gz" for rank in ranks)
     answer = type_command(f"debubble find {files}", tmp_path).text
     assert "bottleneck" not in answer
-    assert "Waits for ranks without a trace cannot be told from gaps" in answer
+    assert "Waits for ranks without a trace are unexplained" in answer
     data = json.loads(type_command(f"debubble find {files} --json", tmp_path).text)
     assert data["bottleneck"] is None
     assert "without a trace" in data["unknown"]["bottleneck"]
@@ -110,7 +110,7 @@ def test_steps_that_were_never_marked_are_told_and_it_is_said(tmp_path):
     marked = type_command("debubble find tests/data/h200/1f1b_p2_m4", tmp_path).text
     answer = type_command("debubble find .", tmp_path)
     assert answer.text.partition("\n\nwarning")[0] == marked.partition("\n\nnext")[0]
-    assert "warning: no step is marked; 2 steps told by the order of the passes" in answer.text
+    assert "warning: no step marks; 2 steps inferred from the order of the passes" in answer.text
     data, codes = codes_of(tmp_path)
     assert codes == ["steps_inferred"]
     assert (data["run"]["steps"], data["run"]["steps_inferred"]) == ([0, 1], True)
@@ -122,9 +122,7 @@ def test_ranks_of_two_runs_are_told_apart_and_no_bubble_is_invented(tmp_path):
     rewritten(tmp_path, "1f1b_p3_m7", keep="12")
     rewritten(tmp_path, "1f1b_p2_m4", keep="0")
     answer = type_command("debubble find .", tmp_path)
-    assert answer.text.startswith(
-        "The bubble cannot be told: these ranks are not of one run. Busy:"
-    )
+    assert answer.text.startswith("Bubble unknown: these ranks are not of one run. Busy:")
     assert "their jobs had different numbers of ranks" in answer.text
     assert "hop " not in answer.text
     data, codes = codes_of(tmp_path)

@@ -21,9 +21,9 @@ def dragged(tmp_path_factory):
 
 
 def test_the_replica_that_drags_is_named_with_its_reason_and_cost(dragged):
-    answer = type_command("debubble find .", dragged)
+    answer = type_command("debubble find . --details", dragged)
     assert answer.code == 0
-    assert "- Pipeline 3 (ranks 3, 7) drags the 3 others: its stage 1 takes " in answer.text
+    assert "- Pipeline 3 (ranks 3, 7) slows the 3 others: its stage 1 takes " in answer.text
     assert " ms elsewhere. It comes " in answer.text
     assert "replica" in answer.text
     assert "4 of 4" in answer.text
@@ -31,7 +31,7 @@ def test_the_replica_that_drags_is_named_with_its_reason_and_cost(dragged):
 
 def test_equal_replicas_are_said_to_be_equal(tmp_path):
     write_replicas(tmp_path, replicas_of(BASE, 2).play())
-    assert "- No replica drags the others: " in type_command("debubble find .", tmp_path).text
+    assert "- No replica slows the others: " in type_command("debubble find .", tmp_path).text
 
 
 def test_missing_replicas_are_said(tmp_path):
@@ -49,5 +49,5 @@ def test_a_slow_device_comes_before_the_replica_that_it_drags(tmp_path):
     assert (
         0
         < text.index("- The device of rank 4 is slow")
-        < text.index("- Pipeline 1 (ranks 1, 4) drags")
+        < text.index("- Pipeline 1 (ranks 1, 4) slows")
     )

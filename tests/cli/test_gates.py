@@ -24,7 +24,7 @@ def known():
 
 
 def test_a_bubble_that_cannot_be_told_does_not_pass(known):
-    with pytest.raises(GateError, match="the bubble cannot be told"):
+    with pytest.raises(GateError, match="the bubble is unknown"):
         judge_bubbles([replace(known, windows=())], 0.2)
 
 
@@ -33,7 +33,7 @@ def test_one_pipeline_over_the_limit_closes_the_gate_whatever_the_others_are(kno
     with pytest.raises(click.exceptions.Exit) as closed:
         judge_bubbles([other, known], 0.2)
     assert closed.value.exit_code == 1
-    with pytest.raises(GateError, match="of pipeline 1 cannot be told"):
+    with pytest.raises(GateError, match="of pipeline 1 is unknown"):
         judge_bubbles([known, other], 0.9)
     judge_bubbles([known], 0.9)
 

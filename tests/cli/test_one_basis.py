@@ -163,7 +163,7 @@ def test_compare_says_what_came_of_a_prediction_that_was_kept(tmp_path):
     store = f"--store sqlite:///{tmp_path}/h.db"
     assert LINE not in type_command(f"debubble {COMPARE} {store}", tmp_path).text
     kept = type_command(f"debubble {PLAN} --save before {store}", tmp_path).text
-    assert "kept as before: debubble compare before AFTER" in kept
+    assert "kept as before: after the change, debubble compare before AFTER" in kept
     for words in (COMPARE, f"compare before {DEMO / 'after'}"):
         assert LINE in type_command(f"debubble {words} {store}", tmp_path).text
     assert LINE in type_command(f"debubble {COMPARE} {store} --markdown", tmp_path).text

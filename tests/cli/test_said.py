@@ -121,5 +121,5 @@ def test_a_plan_that_gives_up_names_the_verb_that_still_prices(tmp_path):
     code, text = said(f"plan {run} --communication latency --html page.html --force", tmp_path)
     assert (code, (tmp_path / "page.html").is_file()) == (0, True)
     code, text = said(f"plan {run} --communication latency --emit torch --tokens 2x", tmp_path)
-    assert "what a replay prices is no setting of a framework" in " ".join(text.split())
+    assert "options priced by replay are not settings of a framework" in " ".join(text.split())
     assert "there" not in text

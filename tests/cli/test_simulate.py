@@ -84,7 +84,10 @@ def test_an_order_of_ones_own_needs_no_sizes(tmp_path):
             "--stages 4 --microbatches 4 --backward 9 --input-grad 4 --weight-grad 5",
             "a backward pass is its input gradient and its weight gradient",
         ),
-        ("--stages 4 --microbatches 4 --json --timeline", "--timeline draws for people"),
+        (
+            "--stages 4 --microbatches 4 --json --timeline",
+            "--timeline and --json exclude each other",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_a_hint(words, complaint, tmp_path):

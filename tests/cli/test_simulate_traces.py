@@ -47,7 +47,7 @@ def test_a_run_as_it_is_is_simulated_and_held_against_itself(tmp_path):
     )
     assert data["longest_stage_bubble"] > data["numbers"]["bubble_fraction"]
     assert data["correction_fraction"] == 0
-    assert data["verdict"].startswith("Simulated as it is, a batch takes 18")
+    assert data["verdict"].startswith("Simulated unchanged, a batch takes 18")
 
 
 def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
@@ -76,7 +76,7 @@ def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
         (f"{TRAINING} --hop 0:1=0GB/s", "'0GB/s' is no rate"),
         (f"{TRAINING} --hop 0-1", "'0-1' is no hop"),
         (f"{FORWARD} --hop 1:0=5GB/s", "no message goes from rank 1 to rank 0"),
-        (f"{TRAINING} --tokens 2048", "how many tokens a microbatch has as it is cannot be told"),
+        (f"{TRAINING} --tokens 2048", "the tokens of a microbatch are unknown"),
         (f"{TRAINING} --tokens none", "'none' is no number of tokens"),
         (f"{TRAINING} --tokens 0x", "'0x' is no number of tokens"),
         (f"{TRAINING} --tokens 5000x", "5e+03 times as many tokens cannot be predicted"),

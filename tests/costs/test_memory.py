@@ -54,7 +54,7 @@ def test_one_training_run_tells_what_the_batch_itself_takes(target):
     runs = [allocator_run("1f1b", 4, 8, [4, 4, 4, 4])]
     errors = errors_of(runs, allocator_run("1f1b", 4, target, [4, 4, 4, 4]))
     assert errors == pytest.approx([0] * 4, abs=1e-9)
-    assert "its share of a batch" in " ".join(fit_memory(runs).assumptions)
+    assert "its share of the batch" in " ".join(fit_memory(runs).assumptions)
 
 
 def test_one_forward_run_misses_the_targets_of_a_batch_alone():
@@ -263,7 +263,7 @@ def test_gradients_that_are_always_there_tell_no_multiple_and_layers_are_taken_t
     run = a_run_of(*[a_rank_of(0.0, static_bytes=1000.0, gradient_bytes=10.0)] * 2)
     costs = fit_memory([run])
     assert costs.layer_static_bytes == 500.0
-    assert "in equal layers" in " ".join(costs.assumptions)
+    assert "spread evenly over the layers" in " ".join(costs.assumptions)
     told = a_run_of(*[a_rank_of(0.0, static_bytes=1000.0, gradient_bytes=240.0)] * 2)
     assert fit_memory([told]).layer_static_bytes == 3 * 120.0
 

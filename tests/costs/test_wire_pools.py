@@ -129,12 +129,12 @@ class TestWhatIsNotSeen:
     def test_of_a_run_of_exchanges_one_way_takes_as_long_and_so_do_its_ends(self):
         pools = pools_of(*self.exchanges(4))
         assert {pools.one_way, pools.drain, pools.sending} == {4 * MS}
-        assert pools.assumed == ("one way takes what both ways at once take",)
+        assert pools.assumed == ("a one-way transfer takes as long as a two-way exchange",)
 
     def test_of_a_run_without_exchanges_they_take_what_one_way_takes(self):
         pools = pools_of(*often(4, 0, 1, length=6))
         assert pools.both_ways == 6 * MS
-        assert pools.assumed == ("both ways at once take what one way takes",)
+        assert pools.assumed == ("a two-way exchange takes as long as a one-way transfer",)
 
     def test_three_messages_one_way_are_no_sample_beside_exchanges(self):
         exchanges = self.exchanges(2)
@@ -145,14 +145,14 @@ class TestWhatIsNotSeen:
         pools = pools_of(EARLY, EARLY)
         assert pools.one_way == pools.both_ways == 3 * MS
         assert pools.assumed == (
-            "one way takes what it takes to take in a message that is there",
-            "both ways at once take what one way takes",
+            "a one-way transfer takes the receive time of a message that has arrived",
+            "a two-way exchange takes as long as a one-way transfer",
         )
 
     def test_where_no_message_was_seen_they_take_no_time_and_it_is_said(self):
         pools = pools_of()
         assert pools.one_way == pools.both_ways == pools.drain == pools.sending == 0.0
-        assert pools.assumed == ("transfers take no time: none was seen",)
+        assert pools.assumed == ("transfers take no time: none was measured",)
         assert pools.message_bytes == -1
         body, tail = pools.draw(np.random.default_rng(0), 3, 2)
         assert body.tolist() == [[1.0, 1.0]] * 3

@@ -12,20 +12,17 @@ from support.requirements import need_package
 from support.services.console import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/how-to/read-on-a-cluster.md").read_text("utf-8")
-
-
-def block(language):
-    [found] = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    return found
+MANIFEST = (REPOSITORY / "deploy/kubernetes/dask.yaml").read_text("utf-8")
 
 
 @pytest.mark.slow
 def test_the_batch_script_is_one():
-    subprocess.run(["/bin/bash", "-n"], input=block("bash"), text=True, check=True)
+    [script] = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    subprocess.run(["/bin/bash", "-n"], input=script, text=True, check=True)
 
 
 def test_the_manifest_is_one_and_its_parts_find_each_other():
-    parts = list(yaml.safe_load_all(block("yaml")))
+    parts = list(yaml.safe_load_all(MANIFEST))
     assert [part["kind"] for part in parts] == [
         *("Service", "Deployment", "Deployment", "NetworkPolicy")
     ]
@@ -45,7 +42,7 @@ def test_every_flag_of_dask_on_the_page_is_one(role):
     said = subprocess.run(
         [sys.executable, "-m", "dask", role, "--help"], capture_output=True, text=True, check=True
     ).stdout
-    lines = re.sub(r"\\\n\s*", " ", PAGE).splitlines()
+    lines = re.sub(r"\\\n\s*", " ", PAGE + MANIFEST).splitlines()
     used = [line for line in lines if re.search(rf"dask,? {role}", line)]
     flags = {flag for line in used for flag in re.findall(r"--[a-z-]+", line.partition("dask")[2])}
     assert flags

@@ -17,6 +17,9 @@ import debubble
 PAGE = (REPOSITORY / "docs/development/extending.md").read_text("utf-8")
 SECTION = re.compile(r"^## A (\w+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```python\n# (\S+?)(?:, (.*?))?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PATHS = re.findall(
+    r"^\| .*\? \| `([\w/]+\.py)`(.*?) \| `(tests/[\w/]+\.py)` \|$", PAGE, re.MULTILINE
+)
 EXAMPLES = {name: BLOCK.findall(text) for name, text in SECTION.findall(PAGE)}
 RUN = REPOSITORY / "tests/data/frameworks/tt_1115"
 
@@ -55,6 +58,18 @@ def ask(request, tmp_path):
         return done.stdout if code == 0 else done.stderr
 
     return run
+
+
+@pytest.mark.parametrize(("file", "what", "test"), PATHS)
+def test_each_path_leads_to_what_it_names_and_to_a_test_of_it(file, what, test):
+    source = (REPOSITORY / "src/debubble" / file).read_text("utf-8")
+    assert [name for name in re.findall(r"`(\w+)`", what) if name not in source] == []
+    assert (REPOSITORY / test).is_file()
+
+
+def test_every_question_of_the_table_has_its_path():
+    table = PAGE.partition("\n\nEach addition")[0]
+    assert len(PATHS) == table.count("? | ") > 5
 
 
 def test_the_page_has_one_example_of_each():

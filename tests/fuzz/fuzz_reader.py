@@ -21,11 +21,11 @@ import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from itertools import repeat
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -46,7 +46,6 @@ HANG_S = 20
 MEMORY_BYTES = 1024**3
 _ADDRESS_BYTES = 3 * 1024**3
 _BATCH = 50
-_PROGRESS_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +126,8 @@ def _traces_left(room: Path) -> dict[str, object]:
 # ---- a worker
 
 
-def work(orders: Connection, seed: int, room: Path) -> None:
-    """Judge batches of cases until there are no more; say which before each, and what after."""
+def work(said: Connection, numbers: list[int], seed: int, room: Path) -> None:
+    """Judge cases one by one; say which before each, and what was found after."""
     (room / "tmp").mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(room / "tmp")
     with (room / "log").open("w") as log, (room / "output").open("w") as output:
@@ -138,14 +137,14 @@ def work(orders: Connection, seed: int, room: Path) -> None:
         faulthandler.enable(log)
         warnings.simplefilter("error")
         resource.setrlimit(resource.RLIMIT_AS, (_address_space() + _ADDRESS_BYTES,) * 2)
-        while batch := orders.recv():
-            for number in batch:
-                orders.send(number)
-                faulthandler.dump_traceback_later(HANG_S, exit=True, file=log)
-                finding = judge(seed, number, room)
-                faulthandler.cancel_dump_traceback_later()
-                orders.send(finding)
-            orders.send("done")
+        for number in numbers:
+            said.send(number)
+            faulthandler.dump_traceback_later(HANG_S, exit=True, file=log)
+            finding = judge(seed, number, room)
+            faulthandler.cancel_dump_traceback_later()
+            if finding is not None:
+                said.send(finding)
+    os._exit(0)  # what writes to the output at exit finds it closed
 
 
 def _address_space() -> int:
@@ -153,84 +152,32 @@ def _address_space() -> int:
     return pages * resource.getpagesize()
 
 
-@dataclass(slots=True)
-class Worker:
-    """A worker process as its parent sees it."""
-
-    process: BaseProcess
-    pipe: Connection
-    room: Path
-    batch: list[int]
-    current: int = -1
-    gone: bool = False
-
-
-def start_worker(seed: int, room: Path) -> Worker:
-    """Fork a worker of its own room."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=work, args=(theirs, seed, room))
-    process.start()
-    theirs.close()
-    return Worker(process=process, pipe=ours, room=room, batch=[])
-
-
 # ---- all cases
 
 
-def fuzz(numbers: range, seed: int, workers: int, rooms: Path) -> Iterator[Finding | int]:
-    """Judge all cases; yield findings, and how many were done after each batch."""
-    batches = deque(list(numbers[i : i + _BATCH]) for i in range(0, len(numbers), _BATCH))
-    places = count()
-    busy: list[Worker] = []
-    try:
-        while batches or busy:
-            while batches and len(busy) < workers:
-                busy.append(start_worker(seed, rooms / str(next(places))))
-                _order(busy[-1], batches.popleft())
-            for pipe in wait([worker.pipe for worker in busy]):
-                worker = next(one for one in busy if one.pipe is pipe)
-                yield from _hear(worker, batches)
-                if worker.gone:
-                    busy.remove(worker)
-    finally:
-        for worker in busy:
-            worker.process.terminate()
-
-
-def _hear(worker: Worker, batches: deque[list[int]]) -> Iterator[Finding | int]:
-    """Take what a worker says; one that died is blamed, and the rest of its batch given back."""
-    try:
-        said = worker.pipe.recv()
-    except EOFError:
-        worker.process.join()
-        worker.gone = True
-        if worker.batch:
-            batches.appendleft(worker.batch)
-        yield _blame(worker)
-        return
-    if isinstance(said, int):
-        worker.current = said
-        worker.batch.remove(said)
-    elif isinstance(said, Finding):
-        yield said
-    elif said == "done":
-        yield _BATCH
-        _order(worker, batches.popleft() if batches else [])
-
-
-def _order(worker: Worker, batch: list[int]) -> None:
-    worker.batch = batch
-    worker.pipe.send(list(batch))
-    if not batch:
-        worker.process.join()
-        worker.gone = True
-
-
-def _blame(worker: Worker) -> Finding:
-    log = (worker.room / "log").read_text(errors="replace")
-    what = f"hung for {HANG_S} s" if "Timeout" in log else f"died ({worker.process.exitcode})"
-    return Finding(number=worker.current, what=what, details=log)
+def fuzz(numbers: list[int], seed: int, room: Path) -> list[Finding]:
+    """Judge some cases in a process of their own; one that dies is blamed on its case."""
+    context = multiprocessing.get_context("fork")
+    findings, left = [], deque(numbers)
+    while left:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=work, args=(theirs, list(left), seed, room))
+        process.start()
+        theirs.close()
+        current = left[0]
+        with ours, suppress(EOFError):
+            while True:
+                said = ours.recv()
+                if isinstance(said, Finding):
+                    findings.append(said)
+                else:
+                    current = left.popleft()
+        process.join()
+        if process.exitcode:
+            log = (room / "log").read_text(errors="replace")
+            what = f"hung for {HANG_S} s" if "Timeout" in log else f"died ({process.exitcode})"
+            findings.append(Finding(number=current, what=what, details=log))
+    return findings
 
 
 def _say(line: str) -> None:
@@ -256,20 +203,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, default=Path("fuzz-findings"), metavar="FOLDER")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
-    numbers = range(options.first, options.first + options.cases)
+    numbers = list(range(options.first, options.first + options.cases))
+    batches = [numbers[at : at + _BATCH] for at in range(0, len(numbers), _BATCH)]
     rooms = Path(tempfile.mkdtemp(prefix="debubble-fuzz-"))
-    began = shown = time.monotonic()
-    done = findings = 0
+    began = time.monotonic()
+    findings = 0
     try:
-        for said in fuzz(numbers, options.seed, options.workers, rooms):
-            if isinstance(said, Finding):
-                findings += 1
-                report(said, options.seed, options.keep)
-            else:
-                done += said
-            if time.monotonic() - shown > _PROGRESS_EVERY_S:
-                shown = time.monotonic()
-                _say(f"{min(done, len(numbers)):,} of {len(numbers):,} cases")
+        with ThreadPoolExecutor(options.workers) as threads:
+            places = (rooms / str(at) for at in range(len(batches)))
+            for found in threads.map(fuzz, batches, repeat(options.seed), places):
+                findings += len(found)
+                for finding in found:
+                    report(finding, options.seed, options.keep)
     finally:
         shutil.rmtree(rooms, ignore_errors=True)
     took = time.monotonic() - began

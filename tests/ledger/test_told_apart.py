@@ -150,7 +150,7 @@ def check(named, job, planted):
         assert cause in found, (cause, named)
         assert culprit[cause](found[cause]), found[cause]
         assert found[cause].buys_ns == pytest.approx(true_saving, rel=0.05), cause
-        if cause == "data" and len(planted) == 1:  # and with none longer than most, with less work
+        if cause == "data" and len(planted) == 1:  # and without the longest ones, with less work
             without = together - batch_of(job.replicas(rest))
             assert found[cause].culprit_saved_ns == pytest.approx(without, rel=0.05)
     wrong = {"worker", "imbalance", "data", "slow_link", "jitter"} - set(planted)

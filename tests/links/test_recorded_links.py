@@ -105,14 +105,14 @@ def test_links_says_how_slow_a_hop_is_as_find_and_plan_do(name, recorded_data):
     assert plan.baseline.numbers.batch_latency_s * repair.latency_gain_fraction == pytest.approx(
         slow.cost_ns / 1e9, rel=1e-6
     )
-    stays = f"the hop {here}:{there} stays {times:.1f} times as slow as others"
+    stays = f"hop {here}:{there} stays {times:.1f} times as slow as the others"
     assert any(stays in option.assumptions for option in plan.options)
 
 
 def test_what_slack_hides_is_not_called_the_wire(recorded_data):
     opening = {name: say_links(judged(recorded_data / name)) for name in PACED}
     assert opening["fwd_closed_m8_slow12"].startswith("It is the wire: hop 1 → 2")
-    assert opening["1f1b_m8_slow23"].startswith("A hop is slow, and slack hides most of it: hop 2")
+    assert opening["1f1b_m8_slow23"].startswith("A hop is slow, but slack hides most of it: hop 2")
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_hops_that_are_alike_are_not_called_healthy_by_each_other(recorded_data)
     assert found.alike.hops == 2
     said = say_links(found)
     assert said.startswith("No hop is slower than its peers: all 2 alike at ")
-    assert said.endswith("of a 400 Gb/s port: is that what you have?")
+    assert said.endswith("of a 400 Gb/s port: is that your link?")
     assert "It is not the wire" not in said
 
 

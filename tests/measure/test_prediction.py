@@ -75,11 +75,16 @@ def test_other_stages_are_cut_evenly_unless_it_is_said():
     ("before", "after", "change", "came"),
     [
         ("1f1b_m8_split3337", "1f1b_m8", "split 4,4,4,4", "as predicted"),
-        ("1f1b_m8", "zbv_m8", "schedule zbv with 2 stages a rank", "as predicted"),
-        ("gpipe_m8", "zbv_m8", "schedule zbv with 2 stages a rank", "as predicted"),
+        ("1f1b_m8", "zbv_m8", "schedule zbv with 2 stages per rank", "as predicted"),
+        ("gpipe_m8", "zbv_m8", "schedule zbv with 2 stages per rank", "as predicted"),
         ("zbv_m8", "1f1b_m8", "schedule 1f1b", "as predicted"),
         # Planned beside a slow hop, measured without.
-        ("1f1b_m8_slow23", "zbv_m8", "schedule zbv with 2 stages a rank", "faster than predicted"),
+        (
+            "1f1b_m8_slow23",
+            "zbv_m8",
+            "schedule zbv with 2 stages per rank",
+            "faster than predicted",
+        ),
         # The one is even, the other is not; and nothing that shows was changed.
         ("zbv_m8", "1f1b_m8_split3337", None, None),
         ("fwd_closed_m8", "fwd_closed_m8_slow12", None, None),

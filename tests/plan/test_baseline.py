@@ -100,7 +100,7 @@ class TestTheWayThatLands:
         assert usual.what_if(Change(schedule="gpipe")).communication is POSTED
 
     def test_a_way_that_would_wait_for_itself_is_refused(self):
-        with pytest.raises(UsageError, match="1f1b with overlapped messages would wait for itself"):
+        with pytest.raises(UsageError, match="1f1b with overlapped messages would deadlock"):
             sent_so("1f1b", FUSED, stated=OVERLAPPED)
 
     def test_where_no_message_was_seen_none_is_made_up(self):
@@ -154,7 +154,7 @@ class TestMisfit:
     [
         (
             Change(schedule="looped-bfs", chunks=1_000_000),
-            "how many layers each stage has is not known",
+            "the layers of each stage are unknown",
         ),
         (Change(microbatches=1_000_000), "1,000,000 microbatches on 4 stages are more than"),
     ],

@@ -96,8 +96,8 @@ def test_layers_without_room_hold_no_token():
 @pytest.mark.parametrize(
     ("lacks", "said"),
     [
-        ({"memory": None}, "do not tell what weights and work space take"),
-        ({"limits": (None,) * 4}, "the memory of a device is not known"),
+        ({"memory": None}, "memory of weights and work space is not in the traces"),
+        ({"limits": (None,) * 4}, "the memory of a device is unknown"),
         ({"schedule": "1f1b"}, "this run trains"),
     ],
 )

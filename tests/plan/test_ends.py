@@ -79,7 +79,7 @@ def test_it_is_offered_to_those_who_can_be_told(framework):
 @pytest.mark.parametrize("framework", sorted(SERVING))
 def test_what_serves_is_not_told_of_ranks_without_layers(framework):
     run = Setting(ranks=4, layers=12, schedule="forward-only")
-    with pytest.raises(CannotBeTold, match="cannot be told a stage without layers"):
+    with pytest.raises(CannotBeTold, match="has no setting for a stage without layers"):
         emit(framework, Change(split=(4, 4, 4, 0)), run)
 
 
@@ -95,10 +95,10 @@ def test_head_and_embedding_are_named_in_layers():
     assert answer.baseline.head_layers == pytest.approx(3.2)
     notes = plan_page(answer).notes
     assert any(
-        one.startswith("stage 5 = 3 layers + 3.2 layers' worth of head; with split ")
+        one.startswith("stage 5: 3 layers + head (worth 3.2 layers); with split ")
         and one.endswith("it has 0 layers")
         for one in notes
     )
-    assert any("stage 0 = 3 layers + 0.4 layers' worth of embedding" in one for one in notes)
+    assert any("stage 0: 3 layers + embedding (worth 0.4 layers)" in one for one in notes)
     without = plan_page(answer_of_plan(Planned(plan=make_plan(*run_with_ends(4, 4))))).notes
     assert not any("worth of" in one for one in without)

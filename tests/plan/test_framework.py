@@ -57,20 +57,20 @@ def test_the_best_of_what_a_framework_can_be_told_is_combined_before_anything_is
 def test_what_is_left_out_is_said_in_one_line_and_not_refused():
     found = plan_of(TORCH, planned_for="megatron")
     assert found.left_out.sentence == (
-        "planned for megatron, which has no setting for: schedules gpipe, looped-bfs, zb-h1, "
-        "zb-h2, interleaved-zb, zbv, dualpipe-v; transfers beside compute"
+        "megatron has no setting for: schedules gpipe, looped-bfs, zb-h1, "
+        "zb-h2, interleaved-zb, zbv, dualpipe-v; transfers overlapped with compute"
     )
     assert {one.change.schedule for one in found.refused} == {"interleaved-1f1b"}
     notes = [note for note in plan_page(found).notes if "planned for" in note]
-    assert notes == [f"{found.left_out.sentence}; --for any weighs all"]
+    assert notes == [f"{found.left_out.sentence}; --for any includes them"]
     assert found.overlap is None
 
 
 def test_what_a_framework_has_no_words_for_at_all_leaves_nothing():
     found = plan_of(TORCH, emit="vllm")
     assert found.options == []
-    assert found.verdict == "Nothing can be changed: every option is refused."
-    assert found.emitted.reason.startswith("vLLM cannot be told to train")
+    assert found.verdict == "No change is possible: every option is refused."
+    assert found.emitted.reason.startswith("vLLM has no setting to train")
 
 
 def test_an_order_is_ranked_without_what_is_no_part_of_it():

@@ -66,19 +66,19 @@ def test_all_slow_hops_of_a_rank_are_repaired_together():
     gains = {frozenset(one.option.change.repaired): one.option.throughput_gain for one in found}
     assert max(gains[one] for one in each) < gains[of_all] / 2
     said = answer_of_plan(Planned(plan=make_plan(baseline, timeline, links=links))).findings
-    assert sum("repairing buys" in one for one in said) <= 1
+    assert sum("repairing it " in one for one in said) <= 1
 
 
 def test_a_repair_that_saves_nothing_is_said_to_buy_nothing():
     baseline, timeline, links = run_with("1f1b", 6)
     plan = make_plan(baseline, timeline, links=links)
     (repair,) = plan.repairs
-    for saved, buys in ((-1, "buys nothing."), (1, "buys little: 1 ns of ")):
+    for saved, buys in ((-1, "gains nothing."), (1, "saves little: 1 ns of ")):
         option = replace(repair.option, window_ns=plan.baseline.window_ns - saved)
         said = answer_of_plan(
             Planned(plan=replace(plan, repairs=(replace(repair, option=option),)))
         ).findings
-        assert sum(f"repairing {buys}" in one for one in said) == 1, buys
+        assert sum(f"repairing it {buys}" in one for one in said) == 1, buys
 
 
 def test_two_links_of_one_rank_are_one_repair_besides_each_alone():
@@ -111,7 +111,7 @@ def test_other_levers_are_weighed_on_the_repaired_run_too():
     assert both
     assert max(one.throughput_gain for one in both) > alone.throughput_gain
     # What is not repaired is said to stay so; what is, is not.
-    stays = "the hop 1:2 stays 6.0 times as slow as others"
+    stays = "hop 1:2 stays 6.0 times as slow as the others"
     others = [one for one in plan.options if one.change.repaired is None]
     assert all(stays in one.assumptions for one in others)
     assert not any(stays in one.assumptions for one in (alone, *both))
@@ -162,6 +162,6 @@ def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded
     assert repair.option.throughput_low < 306 / 302 - 1 < repair.option.throughput_high
     assert repair.option not in plan.recommended
     assert any(
-        said.startswith("Hop 2:3 takes 3.9 times as long as others; repairing may gain +6 %")
+        said.startswith("Hop 2:3 takes 3.9 times as long as its peers; repairing it may gain +6 %")
         for said in plan_page(answer_of_plan(Planned(plan=plan))).findings
     )

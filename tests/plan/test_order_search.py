@@ -70,7 +70,7 @@ def test_a_search_stops_when_its_time_is_up(baseline):
 
 def test_what_was_looked_for_and_not_found_is_called_an_order():
     refused = Refusal(lever="order", change=Change(), reason="none was found")
-    assert describe_refused(refused) == "an order of its own"
+    assert describe_refused(refused) == "searched order"
 
 
 def test_a_limit_that_the_run_is_over_is_kept_by_the_stages_of_ranks_that_lack_memory(tmp_path):
@@ -83,7 +83,7 @@ def test_a_limit_that_the_run_is_over_is_kept_by_the_stages_of_ranks_that_lack_m
     latencies = [one["numbers"]["batch_latency_s"] for one in (option, every)]
     assert now < latencies[0] < latencies[1]
     assert option["fits_memory"]
-    assert found["verdict"].startswith("A rank already takes ")
+    assert found["verdict"].startswith("A rank exceeds its memory limit by ")
     assert "What fits: " in found["verdict"]
 
 
@@ -92,7 +92,7 @@ def test_forward_passes_alone_have_nothing_to_be_ordered():
     run = analyse_recording(forward)
     base = run.baseline()
     start = Start(baseline=base, timeline=run.timeline, search=OrderSearch(rounds=1))
-    with pytest.raises(UsageError, match="forward passes alone have one order"):
+    with pytest.raises(UsageError, match="forward passes have one order only"):
         next(order.ideas(start))
 
 
@@ -122,7 +122,7 @@ def test_an_order_that_is_asked_for_and_cannot_be_told_is_refused_in_the_table(t
     # What it says of zb-h1 it can say of an order: torch runs weight gradients apart.
     order = asked["order"]["order"] if asked["order"] else ""
     (refused,) = [one for one in asked["refused"] if one["lever"] == "order"] or [None]
-    assert "W" in order or "above what no order can be under" in refused["reason"]
+    assert "W" in order or "above the lower bound" in refused["reason"]
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ def test_what_is_to_be_pasted_is_all_that_is_on_stdout(tmp_path):
     assert f"for torch, {best['words']}:" in answer.err
     marked = type_command(f"debubble plan {RECORDED} --emit torch --markdown", tmp_path)
     assert marked.out == answer.out
-    assert "options, by throughput" in marked.err
+    assert "| option | batch |" in marked.err
 
 
 def test_json_stays_one_object_on_stdout_with_what_is_to_be_pasted_in_it(tmp_path):
@@ -110,8 +110,12 @@ def test_json_stays_one_object_on_stdout_with_what_is_to_be_pasted_in_it(tmp_pat
 def test_an_order_that_is_needed_is_written_where_it_is_wanted(framework, tmp_path):
     words = f"debubble plan tests/data/h200/1f1b_p3_m7 --emit {framework}"
     without = type_command(words, tmp_path)
-    assert "order.csv is needed, too: -o order.csv writes it" in without.err
-    assert not (tmp_path / "order.csv").exists()
+    assert "order.csv written" in without.err
+    assert "order.csv" in without.out
+    assert read_order(str(tmp_path / "order.csv")) == order_of("zb-h2", 3, 7)
+    unforced = type_command(words, tmp_path)
+    assert (unforced.code, unforced.out) == (2, "")
+    assert "order.csv is there already" in unforced.err
     (tmp_path / "launch here").mkdir()
     within = type_command(f"{words} -o 'launch here'", tmp_path)
     assert "launch here/order.csv written" in within.err
@@ -153,7 +157,7 @@ def test_what_to_type_next_names_a_framework_that_can_be_told_the_best_option(tm
 def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_path):
     answer = type_command(f"debubble plan {RECORDED} --emit vllm", tmp_path)
     assert answer.code == 0
-    assert "for vllm: nothing to write (vLLM cannot be told" in answer.err
+    assert "for vllm: nothing to write (vLLM has no setting" in answer.err
     assert answer.out == ""
 
 
@@ -161,7 +165,7 @@ def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_n
     answer = type_command("debubble plan tests/data/frameworks/mg_2321 --emit megatron", tmp_path)
     (split,) = [line for line in answer.err.splitlines() if line.startswith("split 2,2,2,2  ")]
     assert split.split()[-2] == "try"
-    assert "this one may be within the noise of a run: +8 % (" in answer.err
+    assert "this option may be within the noise: +8 % (" in answer.err
     assert "for megatron, split 2,2,2,2:" in answer.err
     assert "--pipeline-model-parallel-layout" in answer.out
 
@@ -183,7 +187,7 @@ def test_a_limit_below_the_measured_peak_refuses_everything(tmp_path):
     plan = plan_of(RECORDED, "--memory-limit", "1GiB", cwd=tmp_path)
     assert plan["options"] == []
     assert plan["refused"]
-    assert plan["verdict"].startswith("No memory to plan with: a rank already takes")
+    assert plan["verdict"].startswith("Out of memory: a rank exceeds its memory limit by")
 
 
 def test_a_stated_schedule_that_the_run_left_is_warned_of_as_in_find(tmp_path):
@@ -215,7 +219,7 @@ def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
     one = plan_of(runs[0], "--tokens 2x", cwd=tmp_path)["context_length"]
     assert both["token_scale"] == pytest.approx(2.0)
     assert both["tokens"] == pytest.approx(2048)
-    assert "passes and messages grow with tokens as between the two runs" in both["assumptions"]
+    assert "passes and messages scale with tokens as between the two runs" in both["assumptions"]
     width = [found["unchanged"]["interval"]["batch_latency_s"] for found in (both, one)]
     assert width[0][1] - width[0][0] < 0.8 * (width[1][1] - width[1][0])
 
@@ -231,15 +235,15 @@ def test_two_lengths_tell_how_a_plan_fares_at_a_third(recorded_data, tmp_path):
         ("--pipeline 3", "there is no pipeline 3"),
         ("--memory-limit lots", "lots"),
         ("--max-microbatches 0", "0"),
-        ("--latency 0ms", "a batch takes some time"),
-        ("--tokens 2048", "how many tokens a microbatch has as it is cannot be told"),
+        ("--latency 0ms", "--latency must be more than 0"),
+        ("--tokens 2048", "the tokens of a microbatch are unknown"),
         ("--tokens some", "is no number of tokens"),
         ("--tokens 5000x", "cannot be predicted from this run"),
         ("--tokens 9 --tokens-measured 8,512", "names two runs, and there is one"),
         ("--also tests/data/h200/fwd_closed_m4", "one of the runs trains"),
         ("--also tests/data/h200/1f1b_p3_m7", "the runs have 2 and 3 ranks"),
-        ("--kv-tokens-measured 8", "its size is not known"),
-        ("--search 0s", "a search takes some time"),
+        ("--kv-tokens-measured 8", "needs the size"),
+        ("--search 0s", "--search needs more than no time"),
         ("--kv-bytes-per-token-layer 0", "a token takes some bytes"),
     ],
 )

@@ -10,11 +10,15 @@ import json
 from pathlib import Path
 
 import pytest
+from support.screen import lines_of
 from support.traces.all_recordings import Answers, every_recording
 from support.traces.snapshot import differences, snapshot_of, write
 
 from debubble.ledger.verdict import MATTERS
 from debubble.report.answers.plan import PlanAnswer
+from debubble.report.answers.server_plan import ServerPlanAnswer
+from debubble.report.find import find_page
+from debubble.report.plan import plan_page, server_plan_page
 
 pytestmark = pytest.mark.slow
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -119,7 +123,7 @@ def test_the_first_line_of_a_plan_is_its_best_row(plan):
         assert plan.verdict.lower().startswith(plan.bottleneck.lower())
     elif sure:
         assert plan.verdict.lower().startswith(f"{sure[0].words.lower()}: +")
-    elif maybe and " more than its limit" not in plan.verdict:
+    elif maybe and "exceeds its memory limit" not in plan.verdict:
         assert plan.verdict.startswith(f"Try {maybe[0].words}: +")
         assert "; not sure: " in plan.verdict
     elif plan.verdict.startswith("Nothing gains more than the noise"):
@@ -135,6 +139,19 @@ def test_bullets_come_in_the_order_of_what_they_save(answers):
     for named in answers.find.named:
         if named.cause in rows and named.cause != "slow_link":
             assert named.saved_s == rows[named.cause]
+
+
+def test_find_and_plan_of_four_ranks_fit_a_screen(answers):
+    if len(answers.analysis.pipeline.ranks) > 4:
+        pytest.skip("a table of more ranks is larger")
+    following = "debubble plan traces/"
+    pages = [find_page(answers.find, following, details=False)]
+    if isinstance(answers.plan, PlanAnswer):
+        pages.append(plan_page(answers.plan, following, details=False))
+    elif isinstance(answers.plan, ServerPlanAnswer):
+        pages.append(server_plan_page(answers.plan, following, details=False))
+    for page in pages:
+        assert len(lines_of(page, 100)) <= 30, "\n".join(lines_of(page, 100))
 
 
 def test_shares_are_a_whole_and_agree_with_the_bubble(answers):

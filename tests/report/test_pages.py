@@ -81,8 +81,8 @@ def test_steps_without_the_profiler_tell_what_the_capture_costs(trained):
     timed = replace(trained.numbers, unprofiled_batch_latency_s=0.14)
     page = find_page(replace(trained, job=JOB, numbers=timed))
     assert note(page, "times: ") == (
-        "times: profiled; unprofiled: a step takes 150 ms (median of 6 steps), a batch about 140 ms"
-        "; the capture itself costs +20 %"
+        "times: profiled; unprofiled: 150 ms a step (median of 6 steps), about 140 ms a batch"
+        "; profiling overhead +20 %"
     )
 
 
@@ -90,7 +90,7 @@ def test_steps_that_something_else_slowed_tell_nothing_of_the_batch(trained):
     untold = replace(trained.numbers, unprofiled_batch_latency_s=None)
     slowed = replace(JOB, overhead_fraction=-0.3)
     said = note(find_page(replace(trained, job=slowed, numbers=untold)), "times: profiled; ")
-    assert said.endswith("30 % less when profiled: something else slowed unprofiled steps")
+    assert said.endswith("; profiled steps were 30 % faster: the unprofiled ones were disturbed")
 
 
 @pytest.mark.parametrize(("others", "named"), [(0.10, True), (0.149, False)])
@@ -108,7 +108,7 @@ def test_the_slowest_pipeline_is_named_where_the_others_are_quicker(others, name
     every = [pipeline(0, others), pipeline(1, 0.15), pipeline(2, others)]
     notes = find_page(replace(trained, pipelines=every, shown_pipeline=1)).notes
     said = [line for line in notes if line.startswith("slowest: ")]
-    takes = "slowest: pipeline 1, a batch takes 150 ms, 100 ms in the others"
+    takes = "slowest: pipeline 1, 150 ms a batch (median of the others: 100 ms)"
     assert said == ([takes] if named else [])
 
 
@@ -116,20 +116,20 @@ def test_a_server_has_its_phases_and_says_whether_the_profilers_cost_is_known(se
     page = find_page(served)
     [phases] = [table.rows for table in page.tables if table.columns[0] == "phase"]
     assert [row[0] for row in phases] == [part.phase for part in served.stream.phases]
-    assert note(page, "what the profiler itself costs is not known")
+    assert note(page, "profiling overhead unknown")
     noted = ProfilerPart(
         slowdown=2.5,
+        captured_tokens_out_per_s=None,
         tokens_out_per_s=1000.0,
         tokens_in_per_s=None,
         tpot_s=0.02,
         ttft_s=None,
         requests_running=None,
-        captured_tokens_out_per_s=None,
     )
     known = replace(served, stream=replace(served.stream, profiler=noted))
-    assert note(find_page(known), "without the profiler") == (
-        "without the profiler a token took 0.40 of what it took under it; 1,000 tokens/s out"
-        " unprofiled, 20.0 ms a token"
+    assert note(find_page(known), "unprofiled, a token") == (
+        "unprofiled, a token took 0.40 of its profiled time; 1,000 tokens/s out unprofiled, "
+        "20.0 ms a token"
     )
 
 
@@ -141,19 +141,15 @@ def test_a_plan_says_what_its_bound_proves_and_which_limit_is_unknown(planned):
         baseline=replace(planned.baseline, limit_bytes=[None, None], split=[8, 8], head_layers=1.5),
     )
     page = plan_page(unproven)
-    assert note(page, "split 9,7: ") == (
-        "split 9,7: the quickest split found; it is sure that none takes less than 100 ms"
-    )
-    assert note(page, "memory: the limit") == (
-        "memory: the limit of a device is unknown; say it with --memory-limit"
-    )
-    assert note(page, "stage 1 = ") == (
-        "stage 1 = 8 layers + 1.5 layers' worth of head; with split 9,7 it has 7 layers"
+    assert note(page, "best split") == ("best split found: 9,7; no split takes less than 100 ms")
+    assert note(page, "memory: limit") == ("memory: limit unknown; give it with --memory-limit")
+    assert note(page, "stage 1: ") == (
+        "stage 1: 8 layers + head (worth 1.5 layers); with split 9,7 it has 7 layers"
     )
 
 
 @pytest.mark.parametrize(
-    ("high", "says"), [(-0.02, "fits, and is slower"), (0.05, "may be within the noise of a run")]
+    ("high", "says"), [(-0.02, "fits, but is slower"), (0.05, "may be within the noise")]
 )
 def test_what_is_written_though_it_is_not_advised_says_what_it_is(high, says, planned):
     first = planned.options[0]
@@ -164,8 +160,8 @@ def test_what_is_written_though_it_is_not_advised_says_what_it_is(high, says, pl
     )
     page = plan_page(replace(planned, options=[option], emitted=emitted))
     assert page.notes[-3:] == [
-        "the options before it cannot be written: no such knob",
-        f"this one {says}: -4 % (-10 to {100 * high:+.0f} %)",
+        "better options cannot be written: no such knob",
+        f"this option {says}: -4 % (-10 to {100 * high:+.0f} %)",
         f"for torch, {option.words}:",
     ]
 
@@ -214,11 +210,11 @@ def simulated(stages, tokens_per_s, *, fits=None, split=(8, 8)):
 def test_a_probe_names_the_best_pipeline_and_the_best_for_each_rank():
     page = probe_page(probed(simulated(4, 900.0), simulated(2, 800.0, split=(9, 7))))
     assert page.answer == (
-        "16 layers timed on H200: of the pipelines asked about, 1f1b on 4 ranks with 8 microbatches"
-        " would take 100 ms a batch, 900 tokens/s, bubble 25 %."
+        "16 layers timed on H200: best pipeline: 1f1b on 4 ranks with 8 microbatches:"
+        " 100 ms a batch, 900 tokens/s, bubble 25 %."
     )
     assert page.findings == [
-        "For each rank, 1f1b on 2 ranks with 8 microbatches does most: 400 tokens/s a rank."
+        "Per rank, 1f1b on 2 ranks with 8 microbatches is best: 400 tokens/s a rank."
     ]
     assert [row[4] for row in page.tables[1].rows] == ["8 each", "9,7"]
     assert page.notes == ["assumed: that all is quiet", "steps/tokens_1024.csv written"]
@@ -226,6 +222,6 @@ def test_a_probe_names_the_best_pipeline_and_the_best_for_each_rank():
 
 def test_a_probe_says_why_no_pipeline_is_named():
     full = probe_page(probed(simulated(4, 900.0, fits=False)))
-    assert full.answer.endswith("of the pipelines asked about none fits memory.")
+    assert full.answer.endswith("none of the pipelines asked for fits memory.")
     assert full.tables[1].rows[0][-1] == "1.00 GiB, too large"
-    assert probe_page(probed()).answer.endswith("none can be cut so.")
+    assert probe_page(probed()).answer.endswith("none of the pipelines asked for can be cut so.")

@@ -113,21 +113,21 @@ LONG = ("repair all slow hops of rank 2, 3:2 and 1:2", "schedule zb-h2, split 5,
 
 
 def options_table(title, rows, spare=()):
-    columns = ("option", "batch", "four of five in", "bubble", "gain", "memory left", "GPU-h a day")
+    columns = ("option", "batch", "80 % interval", "bubble", "gain", "memory left", "GPU-h/day")
     cells = ("353 ms", "337 to 365 ms", "51.1 %", "+12.3 %", "31.3 GiB", "12.3")
     rows = [(option, *cells) for option in rows]
     return Table(columns=columns, rows=rows, title=title, spare=spare)
 
 
 def test_a_narrow_terminal_gives_options_the_room_of_spare_columns_and_says_so():
-    spare = ("GPU-h a day", "bubble")
+    spare = ("GPU-h/day", "bubble")
     text = drawn(Page(answer="x", tables=[options_table("a", LONG, spare)]), width=74)
-    assert "left out at this width: GPU-h a day; --json has all" in text
+    assert "left out at this width: GPU-h/day; --json has all" in text
     assert "51.1 %" in text
     rows = text.split("─\n")[1].split("\n\n")[0].splitlines()
     assert len(rows) == 2 + 2 + 1
     narrower = drawn(Page(answer="x", tables=[options_table("a", LONG, spare)]), width=66)
-    assert "left out at this width: bubble, GPU-h a day; --json has all" in narrower
+    assert "left out at this width: bubble, GPU-h/day; --json has all" in narrower
     wide = drawn(Page(answer="x", tables=[options_table("a", LONG, spare)]), width=120)
     assert "left out" not in wide
     assert "12.3" in wide

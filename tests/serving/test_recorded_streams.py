@@ -338,7 +338,7 @@ def test_a_pace_that_no_costs_come_to_prices_nothing(streams, tmp_path):
     part = debubble.analyse(tmp_path)
     assert part.pipeline.stream.in_flight == 4
     assert abs(part.stream.replay_error) < 0.001
-    with pytest.raises(NoFit, match=r"misses the captured batches by 2\d %"):
+    with pytest.raises(NoFit, match=r"model error 2\d % on the captured batches"):
         part.server_model()
     for name in ("k4", "u3337"):
         assert 0.001 < abs(streams[name].server_model().off) < 0.03

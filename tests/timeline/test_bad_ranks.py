@@ -149,7 +149,7 @@ def test_a_hop_whose_first_messages_did_not_spin_clears_nobody_of_a_jump():
     run = read_recording(DATA / "serving" / "k4")
     [gap] = warned_of(with_jump(run, 2, 0.38, 20))
     assert gap[:2] == (Code.CLOCK_OFF, None)
-    assert "messages of rank 1 to rank 2 shift by" in gap[2]
+    assert "messages from rank 1 to rank 2 shift by" in gap[2]
 
 
 def test_a_device_may_have_any_number():

@@ -11,13 +11,14 @@ from support.simulator.devices import Play
 from support.simulator.written_traces import Clock, Writing, write_run
 from support.traces.read_once import read_recording
 from support.traces.recordings import recorded_run
-from support.traces.trimmed import TABLES, rows, without_marks
+from support.traces.trimmed import without_marks
 
 from debubble.analysis import Analysis
 from debubble.report.answers.links import answer_links
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.fleet.survey import Question, measure_run
+from debubble.trace.columns import TABLES
 from debubble.trace.run import find_run, read_run
 
 HOUR = 3_600_000_000_000
@@ -146,7 +147,7 @@ def without_sends(trace, *, kept_each):
     renumber = np.append(np.where(kernels, np.cumsum(kernels) - 1, -1), -1)
     operators = replace(operators, kernel=renumber[operators.kernel].astype(np.int32))
     return replace(
-        trace, kernels=rows(trace.kernels, kernels), operators=rows(operators, ~gone)
+        trace, kernels=trace.kernels.take(kernels), operators=operators.take(~gone)
     ), int(gone.sum())
 
 

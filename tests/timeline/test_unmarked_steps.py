@@ -190,7 +190,7 @@ def test_a_rhythm_that_is_none_is_said(tmp_path):
     figures, codes = analyse(traces)
     assert figures.bubble_fraction is None
     assert codes == ["no_steps"]
-    assert "no rhythm" in figures.gaps[0].message
+    assert "does not repeat" in figures.gaps[0].message
 
 
 @pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])

@@ -23,21 +23,67 @@ def names(found):
     return [capture.name for capture in found.captures]
 
 
-def test_a_plain_folder_is_one_capture(tmp_path):
-    for rank in (1, 0):
-        put(tmp_path, f"rank{rank}.json", rank)
+# Paths of a run's files, by capture and rank; a part that is the same in all is left out of names.
+EIGHT = range(8)
+LAYOUTS = {
+    "a plain folder": [["rank0.json", "rank1.json"]],
+    "torchtitan's iterations, in numerical order": [
+        [f"iteration_{n}/rank{rank}_trace.json" for rank in (0, 1)] for n in (9, 10, 100)
+    ],
+    "TensorBoard's stamps, of other hosts and processes": [
+        [f"node{rank}_1{rank}.{1_700_000_000_000 + n + 7 * rank}.pt.trace.json" for rank in (0, 1)]
+        for n in (0, 900_000)
+    ],
+    "a serving engine, started again": [
+        [f"dp0_pp{r}_tp0_dcp0_ep0_rank{r}.{1_718 * 10**15 + n + r}.pt.trace.json" for r in (0, 1)]
+        for n in (0, 5 * 10**11)
+    ],
+    "SGLang's phases": [
+        [f"1780800270.547418-TP-{rank}-{phase}.trace.json" for rank in (0, 1)]
+        for phase in ("DECODE", "EXTEND")
+    ],
+    "a folder a rank": [["rank_0/trace.json", "rank_1/trace.json"]],
+    "a folder a node": [
+        ["alpha/rank0.json", "alpha/rank1.json", "beta/rank2.json", "beta/rank3.json"]
+    ],
+    "names that say nothing": [["alpha.json", "beta.json", "gamma.json"]],
+    "numbers that count devices of a host": [
+        [f"host{rank // 4}_gpu{rank % 4}.json" for rank in EIGHT]
+    ],
+    "two captures in a folder": [
+        [f"trace_{rank}_step{step}.json" for rank in (0, 1)] for step in (10, 20)
+    ],
+    "captures of one rank": [["iteration_0/trace.json"], ["iteration_1/trace.json"]],
+    **{
+        pattern: [[pattern % rank for rank in EIGHT]]
+        for pattern in (
+            *("trace_%d.json", "%d.json", "gpu%d.json", "worker%d.json", "r%d.json"),
+            *("node0_proc%d.json", "profile-%d-of-8.json", "host_%d_trace.json"),
+            *("gpu%d/trace.json", "rank%d.json"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("captures", LAYOUTS.values(), ids=LAYOUTS)
+def test_files_that_were_recorded_together_are_one_capture(captures, tmp_path):
+    for files in reversed(captures):
+        for rank, file in enumerate(files):
+            put(tmp_path, file, rank, world=len(files))
     found = find_run([str(tmp_path)])
-    assert len(found.captures) == 1
-    assert [file.rank for file in found.capture.files] == [0, 1]
+    expected = [[str(tmp_path / file) for file in files] for files in captures]
+    assert [[file.file for file in capture.files] for capture in found.captures] == expected
+    run = read_run(found)
+    assert [trace.file for trace in run.ranks] == expected[-1]
+    assert run.missing_ranks == ()
 
 
-def test_torchtitan_iterations_are_captures_in_numerical_order(tmp_path):
-    for iteration in (9, 10, 100):
+def test_captures_are_named_by_what_tells_them_apart(tmp_path):
+    for step in (10, 20):
         for rank in (0, 1):
-            put(tmp_path / f"iteration_{iteration}", f"rank{rank}_trace.json", rank)
-    found = find_run([str(tmp_path)])
-    assert names(found) == ["iteration_9", "iteration_10", "iteration_100"]
-    assert found.capture.name == "iteration_100"
+            put(tmp_path, f"trace_{rank}_step{step}.json", rank)
+    assert names(find_run([str(tmp_path)])) == ["trace-step10", "trace-step20"]
+    assert names(find_run([str(tmp_path / "*step10.json")])) == ["trace-step10"]
 
 
 def test_the_newest_complete_capture_is_taken_and_the_newer_one_named(tmp_path):
@@ -59,100 +105,6 @@ def test_a_capture_can_be_asked_for(tmp_path):
     assert "iteration_20" in caught.value.hint
     with pytest.raises(RunNotFound, match="several"):
         find_run([str(tmp_path)], capture="iteration")
-
-
-def test_tensorboard_stamps_split_a_folder_though_hosts_and_processes_differ(tmp_path):
-    for second, pids in ((1_700_000_000_000, (11, 12)), (1_700_000_900_000, (11, 12))):
-        for rank, pid in enumerate(pids):
-            put(tmp_path, f"node{rank}_{pid}.{second + 7 * rank}.pt.trace.json", rank)
-    found = find_run([str(tmp_path)])
-    assert [len(capture.files) for capture in found.captures] == [2, 2]
-    assert "1700000900" in found.capture.files[0].file
-
-
-def test_restarts_of_a_serving_engine_are_separate_captures(tmp_path):
-    for stamp in (1_718_000_000_000_000_000, 1_718_000_500_000_000_000):
-        for rank in (0, 1):
-            put(
-                tmp_path, f"dp0_pp{rank}_tp0_dcp0_ep0_rank{rank}.{stamp + rank}.pt.trace.json", rank
-            )
-    assert [len(capture.files) for capture in find_run([str(tmp_path)]).captures] == [2, 2]
-
-
-def test_sglang_stages_of_one_profile_are_separate_captures(tmp_path):
-    for stage in ("EXTEND", "DECODE"):
-        for rank in (0, 1):
-            put(tmp_path, f"1780800270.547418-TP-{rank}-{stage}.trace.json", rank)
-    found = find_run([str(tmp_path)])
-    assert len(found.captures) == 2
-    assert {len(capture.files) for capture in found.captures} == {2}
-
-
-def test_a_folder_a_rank_is_one_capture(tmp_path):
-    for rank in (0, 1):
-        put(tmp_path / f"rank_{rank}", "trace.json", rank)
-    assert len(find_run([str(tmp_path)]).captures) == 1
-
-
-def test_a_folder_a_node_is_one_capture(tmp_path):
-    for node, ranks in (("alpha", (0, 1)), ("beta", (2, 3))):
-        for rank in ranks:
-            put(tmp_path / node, f"rank{rank}.json", rank, world=4)
-    found = find_run([str(tmp_path)])
-    assert len(found.captures) == 1
-    assert [file.rank for file in found.capture.files] == [0, 1, 2, 3]
-
-
-PATTERNS = (
-    "trace_%d.json",
-    "%d.json",
-    "gpu%d.json",
-    "worker%d.json",
-    "r%d.json",
-    "node0_proc%d.json",
-    "profile-%d-of-8.json",
-    "host_%d_trace.json",
-    "gpu%d/trace.json",
-    "rank%d.json",
-)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_files_are_joined_by_the_rank_and_world_they_name_inside(pattern, tmp_path):
-    for rank in range(8):
-        put(tmp_path, pattern % rank, rank, world=8)
-    run = read_run(find_run([str(tmp_path)]))
-    assert [trace.rank for trace in run.ranks] == list(range(8))
-    assert run.missing_ranks == ()
-    assert len(run.found.captures) == 1
-
-
-def test_names_that_say_nothing_at_all_are_joined_in_one_folder(tmp_path):
-    for rank, name in enumerate(("alpha", "beta", "gamma")):
-        put(tmp_path, f"{name}.json", rank, world=3)
-    assert len(find_run([str(tmp_path)]).captures) == 1
-
-
-def test_numbers_that_count_devices_of_a_host_are_no_ranks(tmp_path):
-    for rank in range(8):
-        put(tmp_path, f"host{rank // 4}_gpu{rank % 4}.json", rank, world=8)
-    assert len(find_run([str(tmp_path)]).captures) == 1
-
-
-def test_two_captures_in_one_folder_stay_two(tmp_path):
-    for step in (10, 20):
-        for rank in (0, 1):
-            put(tmp_path, f"trace_{rank}_step{step}.json", rank)
-    found = find_run([str(tmp_path)])
-    assert [[file.rank for file in one.files] for one in found.captures] == [[0, 1], [0, 1]]
-    assert all("step20" in file.file for file in found.capture.files)
-    assert names(found) == ["trace-step10", "trace-step20"]
-
-
-def test_captures_of_one_rank_in_folders_of_their_own_stay_apart(tmp_path):
-    for number in (0, 1):
-        put(tmp_path / f"iteration_{number}", "trace.json", 0)
-    assert len(find_run([str(tmp_path)]).captures) == 2
 
 
 def test_files_named_one_by_one_belong_together(tmp_path):
@@ -194,10 +146,10 @@ def test_twenty_thousand_captures_are_sorted_in_no_time():
         TraceFile(file=f"x.{1_700_000_000_000}.{i}.json", format="kineto", rank=i)
         for i in range(20_000)
     ]
-    began = time.monotonic()
+    began = time.process_time()
     captures = group_captures(files)
     assert len(captures) > 10_000
-    assert time.monotonic() - began < 60  # it was an hour
+    assert time.process_time() - began < 60  # it was an hour
 
 
 def test_a_digest_of_a_trace_with_an_impossible_name_is_named_in_words_that_can_be_printed():

@@ -37,7 +37,7 @@ def test_joins_agree_with_a_plain_search(moments, ranges):
 
 def test_a_hundred_thousand_threads_take_no_longer_than_one():
     many = np.arange(100_000, dtype=np.int64)
-    began = time.monotonic()
+    began = time.process_time()
     assert np.array_equal(find_enclosing(many, many, many, many, many), many)
     assert np.array_equal(find_next(many, many, many, many), many)
-    assert time.monotonic() - began < 30
+    assert time.process_time() - began < 30

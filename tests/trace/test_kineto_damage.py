@@ -34,14 +34,6 @@ def test_truncated_gzip_keeps_the_events_before_the_cut(tmp_path):
     assert trace.gaps[0].hint
 
 
-def test_truncated_json_keeps_every_complete_event(tmp_path):
-    data = json.dumps(document(MANY)).encode()
-    cut = data.index(b'"correlation": 2000}') - 5
-    trace = read_kineto(write(tmp_path / "a.json", data[:cut]))
-    assert len(trace.kernels) == 2000
-    assert codes(trace) == ["truncated"]
-
-
 def test_damaged_gzip_keeps_the_events_before_the_damage(tmp_path):
     packed = bytearray(gzip.compress(json.dumps(document(MANY)).encode()))
     packed[-2000:-1900] = bytes(100)
@@ -66,33 +58,61 @@ def test_no_events_is_an_error_with_a_cure(tmp_path):
     assert "prof.step()" in caught.value.hint
 
 
-def test_bad_utf8_costs_a_name_and_nothing_else(tmp_path):
-    data = json.dumps(document([kernel("bad-name"), kernel("good", ts=30.0)])).encode()
-    trace = read_kineto(write(tmp_path / "a.json", data.replace(b"bad-name", b"bad\xff\xfename")))
-    assert len(trace.kernels) == 2
-    assert codes(trace) == ["bad_text"]
-    assert any("\ufffd" in name for name in trace.names)
+def text(*events, **fields):
+    return json.dumps(document(list(events), **fields)).encode()
 
 
-@pytest.mark.parametrize(
-    ("duration", "problem"),
-    [
-        (math.nan, "no usable duration"),
-        (math.inf, "no usable duration"),
-        (None, "no usable duration"),
-        ("soon", "no usable duration"),
-        (-1.0, "a negative duration"),
-        (1e300, "no usable duration"),
-    ],
-)
-def test_events_with_impossible_durations_are_left_out_and_counted(tmp_path, duration, problem):
-    trace = read_kineto(
-        write(tmp_path / "a.json", document([kernel(dur=duration), kernel("good")]))
-    )
-    assert [trace.names[n] for n in trace.kernels.name] == ["good"]
-    assert [(gap.code, gap.message) for gap in trace.gaps] == [
-        ("bad_times", f"1 event with {problem} left out")
-    ]
+def impossible(duration, problem):
+    return text(kernel("bad", dur=duration), kernel("good")), 1, f"1 event with {problem} left out"
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+LONG = b"7" * 5000
+WHOLE = text(kernel())
+ALL = text(*MANY)
+# What is in the file, how many of its kernels are kept, and what is said of the others.
+DAMAGES = {
+    "cut in an event": (ALL[: ALL.index(b'"correlation": 2000}') - 5], 2000, "inside its list"),
+    "a malformed event": (ALL.replace(b'"ts": 500.0', b'"ts" 500.0', 1), 2999, "1 malformed event"),
+    "no objects": (text(kernel(), 7, None, [kernel()], kernel()), 2, "3 malformed events"),
+    "bad UTF-8": (text(kernel("bad-name")).replace(b"bad-", b"bad\xff\xfe"), 1, "bad UTF-8"),
+    "a list too deep": (
+        text(kernel("odd"), kernel()).replace(b'"stream": 7', b'"x": ' + DEEP, 1), 1, "1 malformed",
+    ),
+    "a time too long": (
+        text(kernel(ts=1), kernel()).replace(b'"ts": 1,', b'"ts": ' + LONG + b",", 1),
+        1, "1 event with no usable start left out",
+    ),
+    "an end beyond 64 bits": (
+        text(kernel(ts=3.9e15, dur=3.9e15), kernel(), baseTimeNanoseconds=39 * 10**17),
+        1, "1 event with no usable duration left out",
+    ),
+    "a second document": (WHOLE + WHOLE, 1, "what follows the list of events"),
+    "rubbish behind": (WHOLE + b"rubbish", 1, "what follows the list of events"),
+    "half a string behind": (WHOLE + b'"', 1, "what follows the list of events"),
+    "a second list": (
+        b'{"traceEvents": [%b], "traceEvents": []}' % json.dumps(kernel()).encode(),
+        1, "what follows the list of events",
+    ),
+    "a duration of NaN": impossible(math.nan, "no usable duration"),
+    "an endless duration": impossible(math.inf, "no usable duration"),
+    "no duration": impossible(None, "no usable duration"),
+    "a word for a duration": impossible("soon", "no usable duration"),
+    "a negative duration": impossible(-1.0, "a negative duration"),
+    "a duration beyond all": impossible(1e300, "no usable duration"),
+    "nothing, and a line break": (WHOLE + b"\n", 1, None),
+    "a header's number too long": (
+        text(kernel(), notes=2).replace(b'"notes": 2', b'"notes": ' + LONG), 1, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "kept", "said"), DAMAGES.values(), ids=DAMAGES)
+def test_damage_costs_what_it_hits_and_is_said(tmp_path, content, kept, said):
+    trace = read_kineto(write(tmp_path / "a.json", content))
+    assert len(trace.kernels) == kept
+    assert [said in gap.message for gap in trace.gaps] == [True] * (said is not None)
+    assert "bad" not in [trace.names[name] for name in trace.kernels.name]
 
 
 def test_times_written_as_text_are_read(tmp_path):
@@ -123,31 +143,6 @@ def test_numbers_beyond_64_bits_are_unknown_not_fatal(tmp_path, stream):
     assert trace.kernels.stream.tolist() == [-1]
 
 
-def test_a_malformed_event_in_the_middle_costs_only_itself(tmp_path):
-    data = json.dumps(document(MANY)).encode()
-    broken = data.replace(b'"ts": 500.0', b'"ts" 500.0', 1)
-    trace = read_kineto(write(tmp_path / "a.json", broken))
-    assert len(trace.kernels) == 2999
-    assert codes(trace) == ["malformed"]
-
-
-def test_events_that_are_no_objects_are_counted(tmp_path):
-    trace = read_kineto(
-        write(tmp_path / "a.json", document([kernel(), 7, None, [kernel()], kernel()]))
-    )
-    assert len(trace.kernels) == 2
-    assert "3 malformed events" in trace.gaps[0].message
-
-
-def test_deep_nesting_does_not_overflow_the_stack(tmp_path):
-    data = json.dumps(document([kernel(), kernel(ts=20.0)])).encode()
-    deep = b"[" * 200_000 + b"]" * 200_000
-    trace = read_kineto(
-        write(tmp_path / "a.json", data.replace(b'"stream": 7', b'"x": ' + deep, 1))
-    )
-    assert len(trace.kernels) >= 1
-
-
 def test_a_gzip_bomb_is_refused_by_ratio(tmp_path):
     bomb = b'{"traceEvents": [' + b" " * 80_000_000
     with pytest.raises(TraceTooLarge, match="250 times") as caught:
@@ -174,21 +169,6 @@ def test_a_cpu_trace_of_a_gpu_job_says_so(tmp_path):
 def test_a_cpu_trace_of_a_cpu_job_has_nothing_to_complain_about(tmp_path):
     content = document([operator("aten::mm"), memory(device_type=0)], deviceProperties=[])
     assert not read_kineto(write(tmp_path / "a.json", content)).gaps
-
-
-def test_what_follows_the_events_is_not_lost_without_a_word(tmp_path):
-    data = json.dumps(document([kernel()])).encode()
-    for number, tail in enumerate((data, b"rubbish", b'"')):
-        trace = read_kineto(write(tmp_path / f"{number}.json", data + tail))
-        assert codes(trace) == ["truncated"]
-    whole = read_kineto(write(tmp_path / "whole.json", data + b"\n"))
-    assert not whole.gaps
-
-
-def test_a_second_list_of_events_is_said_to_be_left_out(tmp_path):
-    events = json.dumps([kernel()])
-    text = f'{{"traceEvents": {events}, "traceEvents": {events}}}'
-    assert codes(read_kineto(write(tmp_path / "a.json", text.encode()))) == ["truncated"]
 
 
 def test_text_that_cannot_be_printed_is_mended(tmp_path):
@@ -220,23 +200,6 @@ def test_nesting_as_deep_as_python_goes_costs_at_most_its_event(tmp_path, depth,
     assert len(trace.kernels) == 1
 
 
-def test_numbers_of_any_length_cost_only_themselves(tmp_path):
-    data = json.dumps(document([kernel("long", ts=1), kernel()], notes=2)).encode()
-    data = data.replace(b'"ts": 1,', b'"ts": ' + b"7" * 5000 + b",", 1)
-    data = data.replace(b'"notes": 2', b'"notes": ' + b"7" * 5000)
-    trace = read_kineto(write(tmp_path / "a.json", data))
-    assert len(trace.kernels) == 1
-    assert trace.rank == 0
-
-
-def test_an_end_beyond_64_bits_is_no_time(tmp_path):
-    late = kernel("late", ts=3.9e15, dur=3.9e15)
-    content = document([late, kernel()], baseTimeNanoseconds=3_900_000_000_000_000_000)
-    trace = read_kineto(write(tmp_path / "a.json", content))
-    assert len(trace.kernels) == 1
-    assert codes(trace) == ["bad_times"]
-
-
 def test_infinite_times_of_cpu_operators_are_counted(tmp_path):
     events = [operator("a", ts=math.inf), operator("b", ts=math.inf), operator("c")]
     trace = read_kineto(write(tmp_path / "a.json", document(events, deviceProperties=[])))
@@ -263,20 +226,20 @@ HOSTILE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_text_takes_no_longer_than_other_text(tmp_path, body):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TraceError):
         read_kineto(write(tmp_path / "a.json", b'{"traceEvents":[' + body))
-    assert time.monotonic() - began < 60  # it was minutes
+    assert time.process_time() - began < 60  # it was minutes
 
 
 def test_shapes_without_end_are_unknown_and_quickly_so(tmp_path):
     endless = operator("c10d::send", **{"Input Dims": [[2**62] * 200_000]})
     infinite = operator("c10d::send", ts=9.0, **{"Concrete Inputs": ["", "", math.inf, "0"]})
-    began = time.monotonic()
+    began = time.process_time()
     trace = read_kineto(write(tmp_path / "a.json", document([endless, infinite, kernel()])))
     assert trace.operators.elements.tolist() == [-1, -1]
     assert trace.operators.local_peer.tolist() == [-1, -1]
-    assert time.monotonic() - began < 60
+    assert time.process_time() - began < 60
 
 
 @pytest.mark.parametrize("sizes", [[True, 4, 8], [4, False], [4.0, 8], ["4", 8]])

@@ -75,11 +75,6 @@ def test_a_bare_list_may_be_left_open_as_chrome_allows(tmp_path):
     assert len(read_kineto(write(tmp_path / "a.json", data)).kernels) == 2
 
 
-def test_fields_of_an_event_may_come_in_any_order(tmp_path):
-    turned = [dict(reversed(event.items())) for event in EVENTS]
-    assert_read_right(read_kineto(write(tmp_path / "a.json", document(turned))))
-
-
 def test_strings_that_look_like_event_borders_do_not_cut_events(tmp_path, monkeypatch):
     monkeypatch.setattr("debubble.trace.source.PIECE_BYTES", 64)
     evil = [

@@ -171,12 +171,12 @@ def test_the_page_of_a_capture_shows_all_three_spans_and_what_the_profiler_cost(
         ),
     )
     page = server_page(answer, "debubble find x")
-    assert page.findings == ["Under the profiler a token took 2.5 times as long as around it."]
-    assert [row[0] for row in page.tables[1].rows] == ["before", "under the profiler"]
+    assert page.findings == ["Profiled, a token took 2.5 times as long as unprofiled."]
+    assert [row[0] for row in page.tables[1].rows] == ["before", "profiled"]
     assert page.tables[1].rows[1][2:] == ("–", "40.0", "–", "–", "–", "25.0 ms")
     assert server_json(answer)["metrics"]["during"]["tpot_s"] == 0.025
     unknown = server_page(replace(answer, metrics=notes()), "")
-    assert "not known" in unknown.findings[0]
+    assert "unknown" in unknown.findings[0]
 
 
 def test_without_times_the_rate_tells_and_without_either_nothing_does():

@@ -155,7 +155,7 @@ def test_a_logged_run_can_be_simulated_and_planned(tmp_path):
     latency = found["numbers"]["batch_latency_s"]
     assert planned["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(latency, rel=1e-3)
     clash = type_command(f"debubble simulate --costs {log} --forward 5ms", tmp_path)
-    assert (clash.code, "--costs says what --forward would" in clash.text) == (2, True)
+    assert (clash.code, "--costs and --forward exclude each other" in clash.text) == (2, True)
 
 
 def test_a_log_with_one_of_the_two_is_some_other_log(tmp_path):

@@ -36,7 +36,7 @@ def test_one_change_is_captured_before_and_after(tmp_path):
     assert (made.compared.verdict.value, made.gaps) == ("better", ())
     assert -0.001 < excess(made.before) < 0.001
     found = demo_json(made, "", tmp_path, [])["found"]
-    assert "Stage 3 on rank 3 takes 1.7 times the average stage; equal stages" in found
+    assert "Stage 3 on rank 3 takes 1.7 times the average stage; balanced stages" in found
 
 
 def test_a_disturbed_capture_is_made_anew(tmp_path):
@@ -51,5 +51,7 @@ def test_where_noise_hides_the_change_it_says_that_the_machine_was_busy(tmp_path
         "debubble.annexes.tune.once.compare",
         lambda *runs, **more: replace(compare(*runs, **more), verdict=Verdict.NO_CLEAR_CHANGE),
     )
-    with pytest.raises(MachineBusy, match="this machine was busy: what the change does cannot be"):
+    with pytest.raises(
+        MachineBusy, match="this machine was busy: the effect of the change cannot be"
+    ):
         improve(tmp_path, "--busy", "9", seconds=0.0)

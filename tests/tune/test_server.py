@@ -39,14 +39,6 @@ def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stag
     ]
 
 
-def test_layers_are_cut_by_what_stages_took_and_a_head_keeps_its_time(monkeypatch):
-    monkeypatch.setattr("debubble.annexes.tune.server.stage_shares", lambda _: [0.1, 0.1, 0.1, 0.7])
-    now = Setting(layers=(1, 1, 1, 5))
-    cuts = [one.layers for one in prospects(now, Noted(None))]
-    # A layer takes 0.1, the last stage 0.2 beside its layers: 0.3 is the least for the longest.
-    assert cuts == [(3, 2, 2, 1), (2, 2, 2, 2)]
-
-
 class Noted:
     """A capture of which only the notes are looked at."""
 
@@ -163,7 +155,7 @@ def test_a_server_that_cannot_be_measured_is_named_with_its_own_words(tmp_path, 
     command = words_for(tmp_path, free_port(), way=way)
     said = type_command(f"{command} --timeout 3s", tmp_path)
     assert said.code == 2
-    assert "the server as it is cannot be measured" in said.err
+    assert "the unchanged server cannot be measured" in said.err
     assert words in said.err
     assert running(tmp_path) == []
 

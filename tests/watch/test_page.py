@@ -94,7 +94,7 @@ def test_a_pipeline_says_its_plan_or_why_it_has_none():
     latest = shown["pipelines"][0]["latest"]
     for change, said in (
         (f"layers {EVIL}", "By this capture layers &lt;script&gt;"),
-        ("", "By this capture nothing that was tried is sure to gain."),
+        ("", "By this capture no option is certain to gain."),
     ):
         planned = latest | {"plan": {"change": change, "gain": 0.25}}
         shown["pipelines"][0]["latest"] = planned

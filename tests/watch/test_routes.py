@@ -9,7 +9,6 @@ import sqlalchemy as sa
 from support.measurements import sampled
 from support.services.watch_service import analysis
 
-from debubble.annexes.watch import tables
 from debubble.annexes.watch.config import Config, Drift, Source
 from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.judge import Judge
@@ -115,9 +114,9 @@ def test_what_another_version_stored_is_shown_without_its_numbers(store, tmp_pat
     routes._journal.finish(claim, finding, now_s=2.0, follow=lambda *_: None)
     routes.refresh()
     assert b'"bubble_fraction"' in ask(routes, "/api/pipelines/train/captures").body
-    table = tables.captures
+    newer = sa.text("UPDATE watch_captures SET data = :data")
     with store.transaction() as connection:
-        connection.execute(table.update().values(data='{"of": "a version to come"}'))
+        connection.execute(newer, {"data": '{"of": "a version to come"}'})
     routes.refresh()
     for path in ("/", "/metrics", "/api/pipelines", "/pipelines/train/captures/1"):
         assert ask(routes, path).status == 200

@@ -51,7 +51,7 @@ def test_a_capture_is_analysed_and_shown_everywhere(service):
     )
     assert "first/rank0.json.gz" in service.ask("/")[2]
     number = shown["latest"]["id"]
-    assert "between two steps" in service.ask(f"/pipelines/train/captures/{number}")[2]
+    assert "between steps" in service.ask(f"/pipelines/train/captures/{number}")[2]
     assert service.data(f"/api/pipelines/train/captures/{number}")["capture"]["causes"]
     trends = service.data("/api/pipelines/train/trends")["trends"]
     assert {trend["metric"] for trend in trends} >= {"bubble_fraction", "batch_latency_s"}

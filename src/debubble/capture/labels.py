@@ -48,40 +48,22 @@ class Pipeline:
     schedule: Any = None
 
     @property
-    def schedule_class(self) -> str | None:
-        """The schedule's class, as torch calls it."""
-        return None if self.schedule is None else type(self.schedule).__name__
-
-    @property
-    def schedule_name(self) -> str | None:
-        """The schedule as debubble calls it; a subclass goes by the class it came from."""
-        classes = [] if self.schedule is None else type(self.schedule).__mro__
-        names = (SCHEDULE_NAMES.get(ancestor.__name__) for ancestor in classes)
-        return next(filter(None, names), None)
-
-    @property
-    def microbatches(self) -> int | None:
-        """Microbatches of a step."""
-        count = getattr(self.schedule, "_n_microbatches", None)
-        return count if isinstance(count, int) else None
-
-    @property
     def held_stages(self) -> list[int]:
         """The stages of this rank."""
         return [int(stage.stage_index) for stage in self.stages]
 
-    @property
-    def all_stages(self) -> int | None:
-        """Stages over all ranks."""
-        return int(self.stages[0].num_stages) if self.stages else None
-
     def describe(self, split: tuple[int, ...] | None) -> dict[str, Any]:
-        """Return what sidecars say of it."""
+        """Return what sidecars say of it; a schedule's subclass goes by the class it came from."""
+        schedule = None if self.schedule is None else type(self.schedule)
+        names = [
+            SCHEDULE_NAMES.get(base.__name__) for base in (schedule.__mro__ if schedule else ())
+        ]
+        microbatches = getattr(self.schedule, "_n_microbatches", None)
         return {
-            "schedule": self.schedule_name,
-            "schedule_class": self.schedule_class,
-            "microbatches": self.microbatches,
-            "stages": self.all_stages,
+            "schedule": next(filter(None, names), None),
+            "schedule_class": schedule and schedule.__name__,
+            "microbatches": microbatches if isinstance(microbatches, int) else None,
+            "stages": int(self.stages[0].num_stages) if self.stages else None,
             "held_stages": self.held_stages,
             "split": split,
         }

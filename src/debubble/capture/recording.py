@@ -30,7 +30,7 @@ from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prep
 from debubble.capture.labels import find_pipeline, label_passes
 from debubble.capture.session import describe
 from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
-from debubble.capture.sidecar import Latencies, Sidecar, find_rank, read_power_w, uses_cuda
+from debubble.capture.sidecar import Latencies, SidecarDraft, find_rank, read_power_w, uses_cuda
 from debubble.errors import CaptureError, DebubbleError
 
 _log = logging.getLogger("debubble")
@@ -151,7 +151,7 @@ class Session:
         name = capture_name(rank.started, first_step)
         files = CaptureFiles(out=self.settings.out, name=name, rank=rank.rank)
         latencies.profiled, labels = yield from self._profile_steps(files)
-        sidecar = Sidecar(
+        sidecar = SidecarDraft(
             files=files,
             world_size=rank.world_size,
             first_step=first_step,

@@ -15,7 +15,7 @@ from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError, UsageError
 from debubble.trace.server_notes import (
     SCHEMA,
-    Reading,
+    EngineReading,
     ServerNotes,
     read_page,
     span_of,
@@ -55,8 +55,8 @@ _NO_TRACES = {
     "a server without requests counts no steps",
 }
 _NO_METRICS = {
-    "vllm": "{url}/metrics tells nothing: what the profiler costs is not known",
-    "sglang": "{url}/metrics tells nothing: what the profiler costs is not known; "
+    "vllm": "{url}/metrics has no data: profiling overhead unknown",
+    "sglang": "{url}/metrics has no data: profiling overhead unknown; "
     "start SGLang with --enable-metrics",
 }
 
@@ -168,7 +168,7 @@ class _Look:
         self.page, self.sleep, self.clock = f"{order.url.rstrip('/')}/metrics", sleep, clock
         self.tells = order.around_s > 0 and self.once() is not None
 
-    def once(self) -> Reading | None:
+    def once(self) -> EngineReading | None:
         """Read the page; None where it tells nothing."""
         try:
             reply = fetch(Request(url=self.page))
@@ -180,7 +180,7 @@ class _Look:
         reading = read_page(text, self.clock())
         return None if reading.tells_nothing else reading
 
-    def on_for(self, seconds: float) -> list[Reading]:
+    def on_for(self, seconds: float) -> list[EngineReading]:
         """Look until the time is over, at its start and at its end."""
         if not self.tells:
             self.sleep(seconds)
@@ -216,7 +216,7 @@ def _start_body(order: ServerOrder) -> dict[str, Any] | None:
 
 def _await_steps(
     order: ServerOrder, earlier: set[Path], patience: Patience, look: _Look
-) -> list[Reading]:
+) -> list[EngineReading]:
     """Wait until a server has counted its steps and its files grow no more; else end its profile.
 
     One that wrote its traces elsewhere is done, and refuses: that is no trouble. Returns the looks
@@ -225,7 +225,7 @@ def _await_steps(
     deadline = look.clock() + patience.steps_s
     before: dict[Path, int] = {}
     complete = False
-    found: list[Reading] = []
+    found: list[EngineReading] = []
     try:
         while not complete and look.clock() < deadline:
             reading = look.once() if look.tells else None

@@ -51,7 +51,7 @@ class Latencies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sidecar:
+class SidecarDraft:
     """All that is written beside a trace."""
 
     files: CaptureFiles

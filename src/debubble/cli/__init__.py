@@ -29,17 +29,17 @@ from debubble.units import printable
 VERBS = {
     "inspect": "What have I got? Files, ranks, steps and events; what is missing or broken.",
     "find": "Where does the time go? The bubble, measured, against theory.",
-    "links": "Is it the wire? Each hop measured, judged, and what it costs the batch.",
-    "simulate": "What if? A schedule run with costs of your own, or a measured run changed.",
-    "plan": "What should I change? Every lever ranked by what it buys, ready to paste.",
-    "probe": "Before the cluster: time a model's layers on one device, and plan pipelines of it.",
+    "links": "Is it the wire? Each hop measured and judged, and what it costs the batch.",
+    "simulate": "What if? A measured run changed, or a schedule simulated with given costs.",
+    "plan": "What should I change? All options ranked by gain, ready to paste.",
+    "probe": "Before the cluster: time a model's layers on one device, predict pipelines of it.",
     "tune": "Do all that for me: run, plan, try the best options for real, keep the winner.",
     "capture": "Take the traces: of a job on all its ranks, or of a serving engine.",
-    "meter": "Meter a running job: its bubble all the time, without the profiler.",
-    "compare": "Did it work? The run after a change against the one before: one verdict.",
+    "meter": "Meter a running job: its bubble all the time, unprofiled.",
+    "compare": "Did it work? The runs before and after a change: one verdict.",
     "history": "What happened over time? The record of measurements, by name.",
-    "watch": "Keep watching: a service that says when traffic moved or a pipeline got slower.",
-    "mcp": "For agents: the verbs that read, as tools of the Model Context Protocol.",
+    "watch": "Keep watching: a service that alerts when traffic moves or a pipeline slows.",
+    "mcp": "For agents: the reading verbs as tools of the Model Context Protocol.",
     "demo": "Show me: a real four-stage pipeline on this machine, no GPU needed.",
 }
 
@@ -113,16 +113,14 @@ class Verbs(click.Group):
             from difflib import get_close_matches
 
             meant = get_close_matches(args[0], VERBS, n=1)
-            said = f"; did you mean {meant[0]}?" if meant else ""
-            raise UsageError(f"there is no verb {args[0]!r}{said}", hint="debubble --help")
+            text = f"; did you mean {meant[0]}?" if meant else ""
+            raise UsageError(f"there is no verb {args[0]!r}{text}", hint="debubble --help")
         return super().resolve_command(ctx, args)
 
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **settings: Any
     ) -> click.Context:
-        """Read the words, and print help; `--json` is `--json=full`, whatever follows it."""
-        own = len(own_words(args))
-        args[:own] = ["--json=full" if word == "--json" else word for word in args[:own]]
+        """Read the words, and print help."""
         with telling_unheard():
             return super().make_context(info_name, args, *more, **settings)
 
@@ -217,9 +215,9 @@ def _unforeseen(error: Exception) -> Unforeseen:
         import traceback
 
         traceback.print_exception(error)
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     return Unforeseen(
-        f"unforeseen: {type(error).__name__}{': ' if said else ''}{said}",
+        f"unforeseen: {type(error).__name__}{': ' if text else ''}{text}",
         hint=f"{TRACEBACK}=1 shows where; please report it with that",
     )
 

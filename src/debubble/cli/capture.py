@@ -30,16 +30,28 @@ _SERVER_SECONDS = 2.0
 _AROUND_SECONDS = 2.0
 
 
-@click.command("capture", cls=Verb)
+@click.command(
+    "capture",
+    cls=Verb,
+    examples=(
+        "debubble capture -- torchrun --nproc-per-node 4 train.py",
+        "debubble capture --server http://127.0.0.1:8000 --kind vllm",
+    ),
+)
 @click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
+@question_option("--steps", type=int, help=f"Steps to profile.  [default: {PROFILED_STEPS}]")
 @question_option(
-    "--steps", type=int, help=f"Steps to profile; {PROFILED_STEPS} of a job unless you say so."
+    "--every",
+    type=int,
+    metavar="N",
+    help="Steps from one capture to the next.  [default: one capture]",
 )
 @question_option(
-    "--every", type=int, metavar="N", help="Steps from one capture to the next; once without."
-)
-@question_option(
-    "--wait", type=int, default=WAIT_STEPS, show_default=True, help="Steps before the first."
+    "--wait",
+    type=int,
+    default=WAIT_STEPS,
+    show_default=True,
+    help="Steps before the first profiled one.",
 )
 @output_option(
     "--out",
@@ -48,14 +60,16 @@ _AROUND_SECONDS = 2.0
     show_default=True,
     help="Folder for the captures.",
 )
-@limit_option("--keep", type=int, metavar="N", help="Captures to keep, the newest; all without.")
+@limit_option("--keep", type=int, metavar="N", help="Newest captures to keep.  [default: all]")
 @output_option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Note in the sidecars.")
-@input_option("--server", metavar="URL", help="Serving engine to capture instead of a command.")
-@input_option("--kind", type=click.Choice(KINDS), help="Engine that the server is.")
+@input_option(
+    "--server", metavar="URL", help="Address of a serving engine, to capture instead of COMMAND."
+)
+@input_option("--kind", type=click.Choice(KINDS), help="Engine of the server.")
 @question_option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help=f"Time to profile a server; {_SERVER_SECONDS:g} unless you say so.",
+    help=f"Seconds to profile a server.  [default: {_SERVER_SECONDS:g}]",
 )
 @question_option(
     "--around",
@@ -80,7 +94,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     around: float | None,
     manners: Manners,
 ) -> None:
-    """Profile a few steps of COMMAND on all its ranks, or of a server; COMMAND stays as it is."""
+    """Profile a few steps of COMMAND on all its ranks, or of a server; COMMAND is unchanged."""
     next_command = manners.hint(f"debubble find {shlex.quote(str(out))}")
     if server is not None:
         if command_words:

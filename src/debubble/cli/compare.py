@@ -52,7 +52,14 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     return frozenset(Verdict(word) for word in words)
 
 
-@click.command("compare", cls=Verb)
+@click.command(
+    "compare",
+    cls=Verb,
+    examples=(
+        "debubble compare before/ after/",
+        "debubble compare main traces/ --fail-on worse,unsafe_memory",
+    ),
+)
 @click.argument("before")
 @click.argument("after")
 @pipeline_option
@@ -60,7 +67,7 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     "--threshold",
     type=parse_share,
     metavar="SHARE",
-    help="Smallest change that matters.  [default: what repeated runs differ by]",
+    help="Smallest change that matters.  [default: the spread of repeated runs]",
 )
 @input_option(
     "--tokens",
@@ -75,13 +82,15 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     help="Answer of `plan --json` to BEFORE.  [default: what `plan --save` kept of it]",
 )
 @question_option(
-    "--change", metavar="WORDS", help="Option of that plan that was made, if it is not seen."
+    "--change",
+    metavar="WORDS",
+    help="Option of that plan that was applied, if it is not recognised.",
 )
 @limit_option(
     "--fail-on",
     type=parse_verdicts,
     metavar="VERDICT,...",
-    help="Verdicts with which the exit code is 1.",
+    help="Verdicts for which the exit code is 1.",
 )
 @report_options
 @store_option
@@ -103,9 +112,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     reader: Reader,
     manners: Manners,
 ) -> None:
-    """Hold the run AFTER a change against the one BEFORE: traces, or names in the history.
+    """Compare the runs BEFORE and AFTER a change: traces, or names in the history.
 
-    Commas join captures of one setting. Results of load generators are compared, too.
+    Commas join captures of one setting. Result files of load generators are taken, too.
     """
     from debubble.measure.compare import DEFAULT_THRESHOLD, compare, compare_causes
     from debubble.measure.comparison import Verdict
@@ -128,7 +137,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             if kept
             else "plan BEFORE --save NAME keeps what is predicted of it",
         )
-    found = compare(
+    comparison = compare(
         replace(first, predicted=kept),
         second,
         change=change,
@@ -136,10 +145,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         limit_bytes=limit_bytes,
     )
     answer = answer_compare(
-        found, gaps, compare_causes(*([run.shares for run in side.captures] for side in sides))
+        comparison, gaps, compare_causes(*([run.shares for run in side.captures] for side in sides))
     )
-    page = compare_page(answer, manners.hint(_next_command(after, found)))
-    if kept and found.predicted is None:
+    page = compare_page(answer, manners.hint(_next_command(after, comparison)))
+    if kept and comparison.predicted is None:
         count = counted(len(kept), "prediction")
         page.notes.append(f"{count} of {before}, none of this change: --change names it")
     if report_path is not None:
@@ -150,18 +159,18 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if failing:
         took_ns = min(
             (
-                *found.before.batch_latencies_s(found.bases[0]),
-                *found.after.batch_latencies_s(found.bases[1]),
+                *comparison.before.batch_latencies_s(comparison.bases[0]),
+                *comparison.after.batch_latencies_s(comparison.bases[1]),
             ),
             default=0.0,
         )
-        slack_ns = found.threshold * took_ns * NS_PER_S
+        slack_ns = comparison.threshold * took_ns * NS_PER_S
         refuse_doubted("--fail-on cannot be judged", gaps, Touch.TIMES, slack_ns)
     if Verdict.UNSAFE_MEMORY in failing:
         refuse_doubted("--fail-on cannot be judged", gaps, Touch.MEMORY)
-    if found.verdict in failing:
+    if comparison.verdict in failing:
         close_gate()
-    if failing and found.verdict is Verdict.NOT_COMPARABLE:
+    if failing and comparison.verdict is Verdict.NOT_COMPARABLE:
         refuse_to_judge(
             "--fail-on",
             "the runs cannot be compared",
@@ -196,13 +205,13 @@ class _Side:
         ]
 
 
-def _next_command(after: str, found: Comparison) -> str:
+def _next_command(after: str, comparison: Comparison) -> str:
     """Name what to look at next, where AFTER is one place with traces in it."""
     from debubble.measure.comparison import Verdict
 
-    if found.after.served is not None or (not is_url(after) and not Path(after).exists()):
+    if comparison.after.served is not None or (not is_url(after) and not Path(after).exists()):
         return ""
-    verb = "find" if found.verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
+    verb = "find" if comparison.verdict in (Verdict.WORSE, Verdict.NOT_COMPARABLE) else "plan"
     return f"debubble {verb} {shlex.quote(after)}"
 
 

@@ -49,7 +49,7 @@ WHAT_IT_IS = (
 )
 
 
-@click.command("demo", cls=Verb)
+@click.command("demo", cls=Verb, examples=("debubble demo", "debubble demo --schedule gpipe"))
 @output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
@@ -70,7 +70,7 @@ WHAT_IT_IS = (
     type=int,
     default=BEFORE.microbatches,
     show_default=True,
-    help="Microbatches in a step before the change.",
+    help="Microbatches per step before the change.",
 )
 @output_options
 def command(
@@ -133,9 +133,9 @@ def _commands(template: Template, made: Improvement, out: Path) -> list[str]:
     """Write what was done as one would type it."""
     before, after = (shlex.quote(str(out / name)) for name in ("before", "after"))
 
-    def captured(setting: Setting, place: str) -> str:
+    def captured(setting: Setting, folder: str) -> str:
         words = shlex.join(template.fill(setting))
-        return f"debubble capture --wait {WAIT} --steps {STEPS} --out {place} -- {words}"
+        return f"debubble capture --wait {WAIT} --steps {STEPS} --out {folder} -- {words}"
 
     return [
         captured(template.now, before),

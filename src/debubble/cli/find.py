@@ -15,6 +15,7 @@ from debubble.cli.options import (
     Manners,
     Reader,
     Verb,
+    detailed_output_options,
     drawing_width,
     exit_strictly,
     force_option,
@@ -24,7 +25,6 @@ from debubble.cli.options import (
     input_option,
     limit_option,
     output_option,
-    output_options,
     pipeline_option,
     places_for,
     price_option,
@@ -54,15 +54,17 @@ class Pictures:
     svg: Path | None
     html: Path | None
 
-    def draw(self, analysis: Analysis, page: Page, words: str, manners: Manners) -> None:
-        """Write the files, and put lanes below the answer."""
+    def draw(
+        self, analysis: Analysis, page: Page, whole: Page, words: str, manners: Manners
+    ) -> None:
+        """Write the files, the report with the whole page, and put lanes below the answer."""
         if self.lanes or self.perfetto or self.svg:
             self._draw_step(analysis, page, manners)
         if self.html is not None:
             from debubble.report.html.measured import find_report
             from debubble.report.html.views import pipelines_shown
 
-            write_html(find_report(pipelines_shown(analysis), page, words), self.html, manners)
+            write_html(find_report(pipelines_shown(analysis), whole, words), self.html, manners)
 
     def _draw_step(self, analysis: Analysis, page: Page, manners: Manners) -> None:
         from debubble.ledger.ledger import list_waits
@@ -96,15 +98,19 @@ def _place_pictures(
     return Pictures(lanes=lanes, perfetto=trace_path, svg=picture_path, html=report_path)
 
 
-@click.command("find", cls=Verb)
+@click.command(
+    "find",
+    cls=Verb,
+    examples=("debubble find traces/", "debubble find traces/ --details --html report.html"),
+)
 @click.argument("traces", nargs=-1, required=True)
-@input_option("--step", type=int, metavar="N", help="One step alone, by the profiler's number.")
+@input_option("--step", type=int, metavar="N", help="Step to analyse, by the profiler's number.")
 @pipeline_option
 @input_option(
     "--schedule", metavar="NAME|FILE", help="Schedule that ran, by name or as an order in CSV."
 )
 @input_option(
-    "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank in that schedule."
+    "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages per rank in that schedule."
 )
 @in_flight_option
 @limit_option(
@@ -117,14 +123,14 @@ def _place_pictures(
 @gathered(
     "pictures",
     _place_pictures,
-    output_option("--timeline", "lanes", is_flag=True, help="Lanes of a step, as text."),
-    output_option("--perfetto", metavar="OUT", help="Trace of all ranks, for Perfetto."),
-    output_option("--svg", metavar="OUT", help="Picture of a step, a lane a rank."),
+    output_option("--timeline", "lanes", is_flag=True, help="Timeline of a step, as text."),
+    output_option("--perfetto", metavar="OUT", help="Perfetto file: one trace of all ranks."),
+    output_option("--svg", metavar="OUT", help="SVG file: picture of a step, one lane per rank."),
     html_option,
     force_option,
 )
 @trace_options
-@output_options
+@detailed_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
@@ -148,7 +154,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if pictures.lanes:
         manners.refuse_drawing()
     if schedule is None and chunks is not None:
-        raise UsageError("--chunks says something of --schedule only", hint="add --schedule NAME")
+        raise UsageError("--chunks needs --schedule", hint="add --schedule NAME")
     question = Question(
         pipeline=pipeline,
         step=step,
@@ -166,8 +172,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
             refuse_to_judge("--fail-over", why.message, why.hint)
         return
     answer = answer_find(analysis, tariff)
-    page = find_page(answer, manners.hint(_following(analysis, answer, words)))
-    pictures.draw(analysis, page, words, manners)
+    following = manners.hint(_following(analysis, answer, words))
+    page = find_page(answer, following, details=manners.details)
+    pictures.draw(analysis, page, find_page(answer, following), words, manners)
     print_answer(page, answer, manners)
     exit_strictly(answer.warnings, manners)
     if fail_over is not None:
@@ -197,11 +204,11 @@ def _answer_no_pipeline(
 
 
 def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:
-    """Lead on: to the wires where slow ones cost something, else to what could be changed."""
+    """Lead on: to the wires where slow ones cost most, else to what could be changed."""
     from debubble.ledger.causes import Cause
 
     slow = any(hop.verdict == "slow" for hop in answer.hops)
-    if slow and (not answer.named or Cause.SLOW_LINK in [named.cause for named in answer.named]):
+    if slow and (not answer.named or answer.named[0].cause == Cause.SLOW_LINK):
         return f"debubble links {words}"
     if analysis.ledger is None and analysis.stream is None:
         return f"debubble find {words} --timeline"

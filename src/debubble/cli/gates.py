@@ -55,7 +55,11 @@ def judge_bubbles(
     cannot be told, or is so near to the limit that what is doubted could decide, might.
     """
     doubts = [_doubt(pipeline, allowed, gaps) for pipeline in figures]
-    known = [one.bubble_fraction for one, doubt in zip(figures, doubts, strict=True) if not doubt]
+    known = [
+        pipeline.bubble_fraction
+        for pipeline, doubt in zip(figures, doubts, strict=True)
+        if not doubt
+    ]
     if any(bubble is not None and bubble > allowed for bubble in known):
         close_gate()
     for pipeline, doubt in zip(figures, doubts, strict=True):
@@ -80,7 +84,7 @@ def _doubt(pipeline: PipelineFigures, allowed: float, gaps: Sequence[Gap]) -> st
                 return f"is doubted: {place('', gap.rank)}{gap.message}"
             moves_ns += gap.moves_ns
     if bubble is None or not pipeline.one_run:
-        return "cannot be told"
+        return "is unknown"
     if pipeline.absent:
         return f"is of a part, with {no_trace_of(pipeline.absent)}"
     if pipeline.cut:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 @click.group(
     "history",
     cls=VerbGroup,
+    examples=("debubble history add traces/ --name main", "debubble history show main"),
     context_settings={"help_option_names": ["-h", "--help"]},
     invoke_without_command=True,
 )
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 @output_options
 @click.pass_context
 def command(context: click.Context, *, store: str | None, manners: Manners) -> None:
-    """Keep measurements by name, and hold later runs against them; alone, show the record."""
+    """Keep measurements by name, to compare later runs with; alone, list them."""
     if context.invoked_subcommand is None:
         with opened(store, read_only=True) as history:
             records, damaged = history.readable_records()
@@ -52,8 +53,10 @@ def command(context: click.Context, *, store: str | None, manners: Manners) -> N
 
 @command.command("add")
 @click.argument("traces", nargs=-1, required=True)
-@input_option("--name", required=True, help="Name to keep it by; one may hold several captures.")
-@input_option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="More to remember.")
+@input_option(
+    "--name", required=True, help="Name of the measurement; it may hold several captures."
+)
+@input_option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the measurement.")
 @input_option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens of a microbatch.")
 @pipeline_option
 @store_option

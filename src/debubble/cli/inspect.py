@@ -17,7 +17,7 @@ from debubble.cli.options import (
 )
 
 
-@click.command("inspect", cls=Verb)
+@click.command("inspect", cls=Verb, examples=("debubble inspect traces/",))
 @click.argument("traces", nargs=-1, required=True)
 @trace_options
 @output_options

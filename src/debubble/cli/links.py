@@ -122,11 +122,12 @@ fail_on_option = limit_option(
 @click.group(
     "links",
     cls=WithDefault,
+    examples=("debubble links traces/", "debubble links run --ranks 2 --size 8MiB"),
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Tell whether it is the wire: each hop's time, its health, and what it costs the batch."""
+    """Judge each hop: its time and bandwidth, whether it is slow, and what it costs the batch."""
 
 
 @command.command("read")
@@ -136,14 +137,14 @@ def command() -> None:
     "history_files",
     multiple=True,
     metavar="FILE",
-    help="Earlier answer (--json) to hold hops against.",
+    help="Earlier answer (--json) to compare hops with.",
 )
 @input_option(
     "--class",
     "classes",
     multiple=True,
     metavar="[A:B=]NAME",
-    help="Kind of wire, of all hops or of one pair.",
+    help="Link type, of all hops or of one pair.",
 )
 @input_option(
     "--topology",
@@ -203,7 +204,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
 )
 @question_option("--size", metavar="SIZE", help="Size of the job's own messages, such as 8MiB.")
 @question_option(
-    "--backend", type=click.Choice(["nccl", "gloo"]), help="Backend; by default as torch would."
+    "--backend", type=click.Choice(["nccl", "gloo"]), help="Backend.  [default: torch's own]"
 )
 @output_option(
     "--out", metavar="FILE", default="links.json", show_default=True, help="File to write."
@@ -264,22 +265,22 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
     from debubble.report.answers.links import answer_links, verdicts_of
     from debubble.report.links import links_page
 
-    found = answer_links(analysis)
+    answer = answer_links(analysis)
     slow = [health.hop for health in analysis.links.slow]
-    page = links_page(found, f"debubble plan {words}")
+    page = links_page(answer, f"debubble plan {words}")
     if len(analysis.pipelines) > 1:
         page.notes.insert(0, "the hops of another pipeline: --pipeline N")
     return _Answer(
         page=page,
-        data=found,
-        gaps=found.warnings,
+        data=answer,
+        gaps=answer.warnings,
         rates={
             (hop.from_rank, hop.to_rank): hop.one_message_bytes_per_s
-            for hop in found.hops
+            for hop in answer.hops
             if hop.one_message_bytes_per_s
         },
         slow=slow,
-        verdicts=verdicts_of(found.hops),
+        verdicts=verdicts_of(answer.hops),
         absent=analysis.pipeline.absent,
     )
 

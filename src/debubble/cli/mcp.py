@@ -7,10 +7,11 @@ from pathlib import Path
 
 import click
 
+from debubble.cli.options import Verb
 from debubble.errors import MissingExtra
 
 
-@click.command("mcp")
+@click.command("mcp", cls=Verb, examples=("debubble mcp /data/traces",))
 @click.argument(
     "folders",
     nargs=-1,
@@ -20,7 +21,7 @@ from debubble.errors import MissingExtra
 def command(*, folders: tuple[Path, ...]) -> None:
     """Serve inspect, find, links, plan, simulate and compare to an agent, for traces in FOLDERS.
 
-    The Model Context Protocol over stdin and stdout. Tools read what is in FOLDERS, and no more.
+    It speaks the Model Context Protocol on stdin and stdout. Tools read FOLDERS and nothing else.
     """
     try:
         from debubble.annexes.mcp import serve_stdio

@@ -26,7 +26,9 @@ from debubble.report.inspect import meter_json, meter_page
 from debubble.units import parse_period
 
 
-@click.command("meter", cls=Verb)
+@click.command(
+    "meter", cls=Verb, examples=("debubble meter -- torchrun --nproc-per-node 4 train.py",)
+)
 @click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
 @output_option(
     "--out",
@@ -40,12 +42,12 @@ from debubble.units import parse_period
     type=int,
     default=USUAL.keep,
     show_default=True,
-    help="Tables of each rank to keep.",
+    help="Tables to keep per rank.",
 )
 @question_option(
-    "--segment", type=int, default=USUAL.segment, show_default=True, help="Steps of one table."
+    "--segment", type=int, default=USUAL.segment, show_default=True, help="Steps per table."
 )
-@question_option("--no-on-drift", is_flag=True, help="No capture when a rank gets slower.")
+@question_option("--no-on-drift", is_flag=True, help="No captures of ranks that get slower.")
 @limit_option(
     "--captures", type=int, default=USUAL.captures, show_default=True, help="Captures to keep."
 )
@@ -56,12 +58,12 @@ from debubble.units import parse_period
     default=f"{USUAL.every_s:g}s",
     show_default=True,
     metavar="PERIOD",
-    help="Least time between two captures.",
+    help="Shortest time between two captures.",
 )
 @output_option(
     "--port",
     type=int,
-    help="Port of 127.0.0.1 for metrics and requests: rank N of a host is on this + N.",
+    help="Port on 127.0.0.1 for metrics and requests; rank N of a host uses this + N.",
 )
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -76,7 +78,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     port: int | None,
     manners: Manners,
 ) -> None:
-    """Run COMMAND with a meter on all its ranks; COMMAND stays as it is."""
+    """Run COMMAND with a meter on all its ranks; COMMAND is unchanged."""
     if not command_words:
         raise UsageError("nothing to meter", hint="debubble meter -- torchrun …")
     settings = Settings(
@@ -92,7 +94,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     prepare_out(out)
     earlier = set(list_segments(out))
     code = run_command(command_words, environment, output_to_stderr=bool(manners.as_json))
-    segments = tuple(one for one in list_segments(out) if one not in earlier)
+    segments = tuple(segment for segment in list_segments(out) if segment not in earlier)
     if code:
         raise CaptureError(
             f"the command ended with {say_end(code)}",

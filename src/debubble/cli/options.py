@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
+from debubble.cli import own_words
 from debubble.errors import Code, Gap, UsageError
 from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
 from debubble.units import parse_bytes, parse_memory, parse_price, write_file
@@ -47,12 +49,29 @@ HEADINGS = ("Input", "Question", "Output", "Limits")
 _TYPED = "debubble.typed"
 
 
-class VerbOption(click.Option):
-    """An option under one of the headings; it keeps the words that were typed."""
+# A word that no option takes for its value.
+_NO_VALUE = re.compile(r"(?!)")
 
-    def __init__(self, *words: Any, heading: str, **settings: Any) -> None:
+
+class VerbOption(click.Option):
+    """An option under one of the headings; it keeps the words that were typed.
+
+    One with a `flag_value` may stand alone: only a word like `values` after it is its value.
+    """
+
+    def __init__(
+        self, *words: Any, heading: str, values: re.Pattern[str] = _NO_VALUE, **settings: Any
+    ) -> None:
         super().__init__(*words, **settings)
         self.heading = heading
+        self.usual: str | None = settings.get("flag_value")
+        self.values = values
+
+    def complete(self, word: str, following: str) -> str:
+        """Add the usual value to a word that is this option alone."""
+        if self.usual is None or word not in self.opts or self.values.fullmatch(following):
+            return word
+        return f"{word}={self.usual}"
 
     def consume_value(
         self, ctx: click.Context, opts: Mapping[str, Any]
@@ -65,7 +84,30 @@ class VerbOption(click.Option):
 
 
 class Verb(click.Command):
-    """A verb whose help lists its options by heading."""
+    """A verb whose help lists its options by heading, and ends with examples."""
+
+    def __init__(self, *words: Any, examples: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*words, **settings)
+        self.examples = tuple(examples)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; an error names this verb, whose help is the hint."""
+        own = len(own_words(args))
+        for option in self.params:
+            if isinstance(option, VerbOption):
+                following = [*args[1:own], ""]
+                args[:own] = map(option.complete, args[:own], following)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the examples, each on a line to copy."""
+        if self.examples:
+            with formatter.section("Examples"):
+                formatter.write("".join(f"  {example}\n" for example in self.examples))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the options under their headings, `--help` with those about the output."""
@@ -150,6 +192,7 @@ class Manners:
     markdown: bool
     strict: bool
     quiet: bool
+    details: bool = False
 
     def hint(self, command: str) -> str:
         """Return what to type next; nothing where no hints are wanted."""
@@ -163,13 +206,11 @@ class Manners:
     def refuse_drawing(self) -> None:
         """Refuse a drawing of letters inside JSON."""
         if self.as_json:
-            raise UsageError(
-                "--timeline draws for people, --json is for programs", hint="leave one"
-            )
+            raise UsageError("--timeline and --json exclude each other", hint="leave one out")
 
 
 quiet_option = output_option("-q", "--quiet", is_flag=True, help="No progress and no hints.")
-# `--json` alone is the whole answer; `cli.Verbs` sees that no word after it is taken for more.
+# `--json` alone is the whole answer, whatever follows it.
 json_option = output_option(
     "--json",
     "as_json",
@@ -177,16 +218,22 @@ json_option = output_option(
     is_flag=False,
     flag_value="full",
     metavar="[=brief]",
-    help="One JSON object on stdout; =brief, in two kilobytes.",
+    help="JSON on stdout; =brief: two kilobytes.",
 )
-markdown_option = output_option("--markdown", is_flag=True, help="Markdown, to paste.")
-output_options = gathered(
-    "manners",
-    Manners,
-    limit_option("--strict", is_flag=True, help="Exit code 2 when there is any warning."),
+markdown_option = output_option("--markdown", is_flag=True, help="Markdown on stdout.")
+_HOW_TO_ANSWER = (
+    limit_option("--strict", is_flag=True, help="Exit code 2 if there are warnings."),
     quiet_option,
     markdown_option,
     json_option,
+)
+output_options = gathered("manners", Manners, *_HOW_TO_ANSWER)
+# Of verbs whose answer has more than fits a screen.
+detailed_output_options = gathered(
+    "manners",
+    Manners,
+    output_option("--details", is_flag=True, help="All tables and notes, not the first screen."),
+    *_HOW_TO_ANSWER,
 )
 
 
@@ -207,13 +254,13 @@ price_option = question_option(
     help="Price of one GPU hour, such as $2.50 or 2EUR.",
 )
 pipeline_option = input_option(
-    "--pipeline", type=int, metavar="N", help="One pipeline alone, counted from 0."
+    "--pipeline", type=int, metavar="N", help="Pipeline to analyse, counted from 0."
 )
 in_flight_option = input_option(
     "--in-flight-measured",
     type=click.IntRange(min=1),
     metavar="K",
-    help="Batches that the server keeps in flight, if the traces do not tell.",
+    help="Batches that the server keeps in flight, if the traces do not show it.",
 )
 memory_limit_option = limit_option(
     "--memory-limit",
@@ -223,10 +270,10 @@ memory_limit_option = limit_option(
     help="Memory of each rank, such as 80GiB.",
 )
 store_option = input_option(
-    "--store", metavar="URL", help="History to use: sqlite:///… or postgresql://…"
+    "--store", metavar="URL", help="History database: sqlite:///… or postgresql://…"
 )
 html_option = output_option("--html", metavar="OUT", help="HTML file with the answer and pictures.")
-force_option = output_option("--force", is_flag=True, help="Replace files that are there.")
+force_option = output_option("--force", is_flag=True, help="Overwrite existing files.")
 
 
 def place_for(out: str | None, *, force: bool) -> Path | None:
@@ -284,7 +331,7 @@ def print_answer(
     from debubble.report.answers.base import Answer, json_text
 
     if manners.as_json and manners.markdown:
-        raise UsageError("--markdown is for people, --json is for programs", hint="leave one")
+        raise UsageError("--markdown and --json exclude each other", hint="leave one out")
     if manners.as_json:
         data = answer.to_dict() if isinstance(answer, Answer) else answer
         if manners.as_json == "brief" and isinstance(answer, Answer):
@@ -386,9 +433,9 @@ class Reader:
         """Read one capture for what it holds, with progress."""
         from debubble.timeline.fleet.survey import inspect_run
 
-        found = self._find(places)
+        files = self._find(places)
         with ending_cleanly(), progress("reading", manners) as show:
-            return inspect_run(found, self._means(places, found, show))
+            return inspect_run(files, self._means(places, files, show))
 
     def analyse(
         self,
@@ -400,18 +447,18 @@ class Reader:
         """Read one capture and measure what is asked about, with progress."""
         from debubble.analysis import analyse_found
 
-        found = self._find(places)
-        _say_which(found, self.capture, manners)
+        files = self._find(places)
+        _say_which(files, self.capture, manners)
         with ending_cleanly(), progress("reading", manners) as show:
-            return analyse_found(found, question, self._means(places, found, show), wires)
+            return analyse_found(files, question, self._means(places, files, show), wires)
 
     def _find(self, places: Sequence[str]) -> RunFiles:
         from debubble.trace.run import find_run, warn_of_unread
 
-        found = find_run(places, capture=self.capture, limits=self.limits)
-        return found if self.capture else warn_of_unread(places, found)
+        files = find_run(places, capture=self.capture, limits=self.limits)
+        return files if self.capture else warn_of_unread(places, files)
 
-    def _means(self, places: Sequence[str], found: RunFiles, show: Progress) -> Means:
+    def _means(self, places: Sequence[str], files: RunFiles, show: Progress) -> Means:
         from debubble.timeline.fleet.survey import Means
         from debubble.trace.digest.content import place_digests
         from debubble.trace.engine import LOCAL, Engine
@@ -423,18 +470,18 @@ class Reader:
             engine = engine_at(self.engine)
         digests = None
         if self.digest is not None:
-            files = [file.file for capture in found.captures for file in capture.files]
-            digests = place_digests(self.digest, places, files)
+            names = [file.file for capture in files.captures for file in capture.files]
+            digests = place_digests(self.digest, places, names)
         return Means(engine=engine, limits=self.limits, digests=digests, on_progress=show)
 
 
-def _say_which(found: RunFiles, wanted: str | None, manners: Manners) -> None:
+def _say_which(files: RunFiles, wanted: str | None, manners: Manners) -> None:
     """Say which of several captures is read, unless the user or a warning said it."""
-    warned = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in found.gaps)
-    count = len(found.captures)
+    warned = any(gap.code in {Code.NEWER_INCOMPLETE, Code.SEVERAL_RUNS} for gap in files.gaps)
+    count = len(files.captures)
     if wanted is None and count > 1 and not warned:
         manners.say(
-            f"read: {found.capture.name}, of {count} captures here; --capture NAME reads another"
+            f"read: {files.capture.name}, of {count} captures here; --capture NAME reads another"
         )
 
 
@@ -484,13 +531,13 @@ trace_options = gathered(
         metavar="ENGINE",
         default="local",
         show_default=True,
-        help="Machine that reads: this one, or a Dask scheduler: tcp://HOST:PORT.",
+        help="Where traces are read: local, or a Dask scheduler: tcp://HOST:PORT.",
     ),
     limit_option(
         "--max-inflated",
         metavar="SIZE",
         type=parse_bytes,
-        help="Size that one file may inflate to.  "
+        help="Largest uncompressed size of a file.  "
         f"[default: {DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB, or {DEFAULT_LIMITS.ratio:.0f} "
         "times the packed size]",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from debubble.cli.options import (
     Manners,
     Reader,
     Verb,
+    detailed_output_options,
     exit_strictly,
     force_option,
     gathered,
@@ -24,8 +26,8 @@ from debubble.cli.options import (
     in_flight_option,
     input_option,
     output_option,
-    output_options,
     pipeline_option,
+    place_for,
     places_for,
     price_option,
     print_answer,
@@ -65,6 +67,7 @@ if TYPE_CHECKING:
 
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
+_USUAL_SEARCH = "10s"
 # What decides which option is first: asked again without it, another one might be written.
 _DECIDING = (
     *("--pipeline", "--schedule", "--communication", "--layers", "--memory-limit", "--latency"),
@@ -88,14 +91,14 @@ def _read_cache(
     if kv_bytes_per_token_layer is None:
         if kv_tokens_measured is not None:
             raise UsageError(
-                "--kv-tokens-measured says something of a KV cache, and its size is not known",
+                "--kv-tokens-measured needs the size of a token's KV cache",
                 hint="add --kv-bytes-per-token-layer, such as 4KiB",
             )
         return None
     if kv_bytes_per_token_layer <= 0:
         raise UsageError(
-            "a token takes some bytes in each layer",
-            hint="KV heads x (head size + value size) x bytes of a number",
+            "the KV cache of a token must be more than 0 bytes",
+            hint="KV heads x (head size + value size) x bytes per number",
         )
     return Cache(
         token_layer_bytes=float(kv_bytes_per_token_layer),
@@ -111,13 +114,13 @@ _cache_options = gathered(
         "--kv-bytes-per-token-layer",
         type=parse_bytes,
         metavar="SIZE",
-        help="KV cache of one token in one layer, such as 4KiB: inference.",
+        help="KV cache of one token in one layer, such as 4KiB (inference).",
     ),
     input_option(
         "--kv-tokens-measured",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Tokens whose cache the run held.  [default: 0]",
+        help="Tokens in the KV cache of the run.  [default: 0]",
     ),
 )
 
@@ -131,7 +134,7 @@ def _read_search(search: str | None) -> OrderSearch | None:
     rounds = int(search) if search.isdigit() else None
     seconds = parse_duration(search) / NS_PER_S if rounds is None else None
     if not (rounds or seconds):
-        raise UsageError("a search takes some time", hint="write --search 10s")
+        raise UsageError("--search needs more than no time", hint="such as --search 10s")
     return OrderSearch(seconds=seconds, rounds=rounds)
 
 
@@ -140,8 +143,12 @@ _search_options = gathered(
     _read_search,
     question_option(
         "--search",
-        metavar="TIME|ROUNDS",
-        help="Search for an order of passes that has no name: 10s, or 40 rounds.",
+        is_flag=False,
+        flag_value=_USUAL_SEARCH,
+        values=re.compile(r"[\d.]+[a-z]*"),
+        metavar="[TIME|ROUNDS]",
+        help="Search for an order of passes beyond the named schedules: 5s, or 40 rounds.  "
+        f"[alone: {_USUAL_SEARCH}]",
     ),
 )
 
@@ -152,7 +159,7 @@ def _place_files(
     """Return the files for the report and for an order of passes, which may go into a folder."""
     if out is not None and framework is None:
         raise UsageError(
-            "-o says where --emit writes an order, and nothing is to be written",
+            "-o needs --emit",
             hint="add --emit FRAMEWORK",
         )
     if out is not None and Path(out).is_dir():
@@ -160,14 +167,16 @@ def _place_files(
     return places_for({"--html": html, "-o": out}, force=force)
 
 
-def _write_emitted(emitted: Emitted, order: Path | None, manners: Manners) -> None:
-    """Print what is to be pasted, and nothing else; write the order that it needs."""
+def _write_emitted(
+    emitted: Emitted, order: Path | None, manners: Manners, *, force: bool = False
+) -> None:
+    """Print what is to be pasted, and nothing else; write the order that it names."""
     is_order = emitted.framework == _CSV
+    if order is None and emitted.order_file is not None and not manners.as_json:
+        order = place_for(emitted.order_file, force=force)
     if not manners.as_json and not (is_order and order is not None):
         click.echo(emitted.text, nl=False)
-    if order is None and emitted.order_file is not None:
-        manners.say(f"{emitted.order_file} is needed, too: -o {emitted.order_file} writes it")
-    elif order is not None:
+    if order is not None:
         text = emitted.text if is_order else emitted.order
         if text:
             write_file(order, text.encode())
@@ -193,12 +202,14 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     following = f"debubble history add {words} --name NAME"
     if answer.recommended is not None:
         following = f"debubble plan {words} --emit {next(iter(SERVERS))}"
-    page = server_plan_page(answer, "" if framework else manners.hint(following))
+    hint = "" if framework else manners.hint(following)
+    page = server_plan_page(answer, hint, details=manners.details)
     if report_path is not None:
         from debubble.report.html.plan import server_plan_report
         from debubble.report.html.views import pipelines_shown
 
-        report = server_plan_report(answer, pipelines_shown(run), page, words)
+        whole = server_plan_page(answer, hint)
+        report = server_plan_report(answer, pipelines_shown(run), whole, words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
@@ -217,9 +228,9 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     """Lead on: to the change as text, to larger batches, to the run after it, or to the record."""
     if answer.emitted is not None and answer.emitted.option is not None:
         return f"debubble compare {words} AFTER"
-    asked, told = f"debubble plan {words} {flags}".rstrip(), answer.tellable_framework
-    if told is not None:
-        return f"{asked} --emit {told}"
+    asked, framework_name = f"debubble plan {words} {flags}".rstrip(), answer.tellable_framework
+    if framework_name is not None:
+        return f"{asked} --emit {framework_name}"
     if all(option.by_replay for option in answer.options):  # find has what a replay prices
         return f"debubble find {words}"
     if answer.recommended:
@@ -229,7 +240,15 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     return f"debubble history add {words} --name NAME"
 
 
-@click.command("plan", cls=Verb)
+@click.command(
+    "plan",
+    cls=Verb,
+    examples=(
+        "debubble plan traces/ --max-microbatches 32",
+        "debubble plan traces/ --emit torchtitan",
+        "debubble plan traces/ --search 10s --emit csv -o order.csv",
+    ),
+)
 @click.argument("traces", nargs=-1, required=True)
 @pipeline_option
 @stated_options(
@@ -239,12 +258,12 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
         "latency_ns",
         type=parse_duration,
         metavar="TIME",
-        help="Latency of a batch without the profiler, such as 302ms.",
+        help="Unprofiled batch latency, such as 302ms.",
     ),
-    asked_tokens="Tokens a microbatch to weigh all options at too, or times as many: 2x.",
+    asked_tokens="Tokens per microbatch to predict the options at as well, or a factor: 2x.",
 )
 @max_microbatches_option
-@hold_option("the batch, in training")
+@hold_option("batch, in training")
 @also_option
 @_cache_options
 @server_options
@@ -253,12 +272,14 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     "--for",
     "planned_for",
     metavar="FRAMEWORK",
-    help="Framework that must be able to run the options, or any.  [default: the run's own]",
+    help="Framework that must be able to run the options, or any.  [default: the run's]",
 )
 @output_option(
-    "--emit", "framework", metavar="FRAMEWORK", help="Best option, written for this framework."
+    "--emit", "framework", metavar="FRAMEWORK", help="Framework to write the best option for."
 )
-@output_option("-o", "--out", metavar="PATH", help="File for the order that --emit needs.")
+@output_option(
+    "-o", "--out", metavar="PATH", help="File for the order of passes that --emit needs."
+)
 @price_option
 @_search_options
 @output_option(
@@ -268,7 +289,7 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 @html_option
 @force_option
 @trace_options
-@output_options
+@detailed_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     traces: tuple[str, ...],
@@ -292,7 +313,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     reader: Reader,
     manners: Manners,
 ) -> None:
-    """Rank what could be changed in the run of TRACES by what it would buy."""
+    """Rank changes of the run of TRACES by their predicted gain."""
     from debubble.plan.emit import EMITTERS
     from debubble.plan.request import PlanRequest, check_frameworks
     from debubble.report.answers.plan import answer_plan, predictions_of
@@ -304,7 +325,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if save is not None:
         check_name(save)
     if stated.latency_ns == 0:
-        raise UsageError("a batch takes some time", hint="leave --latency out, or give it: 302ms")
+        raise UsageError("--latency must be more than 0", hint="such as --latency 302ms")
     run, other = analyse_both(
         reader,
         traces,
@@ -342,28 +363,30 @@ def command(  # noqa: PLR0913 (one argument a flag)
             tariff=tariff,
         )
     following = _following(answer, words, typed(typed_flags(_DECIDING)))
-    page = plan_page(answer, manners.hint(following))
+    hint = manners.hint(following)
+    page, whole = plan_page(answer, hint, details=manners.details), plan_page(answer, hint)
     if save is not None:
         kept = replace(run.measurement, predicted=predictions_of(answer))
         with opened(store) as history:
             history.add(save, kept, now_s=time.time(), tags={})
         typed_store = f" --store {shlex.quote(mask_secrets(store))}" if store else ""
-        page.notes.append(
-            f"kept as {save}: debubble compare {save} AFTER{typed_store} tells what came of it"
-        )
+        kept_as = f"kept as {save}: after the change, debubble compare {save} AFTER{typed_store}"
+        page.notes.append(kept_as)
+        whole.notes.append(kept_as)
     if report_path is not None:
-        from debubble.report.html.plan import plan_report, planned_view
+        from debubble.report.html.plan import plan_report, views_of_plan
         from debubble.report.html.views import PipelineView
 
         shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
-        full = replace(page, lines=written)
-        report = plan_report(answer, shown, planned_view(planned.plan), full, words)
+        whole = replace(whole, lines=written)
+        compared = views_of_plan(planned.plan, shown, run.basis.traced)
+        report = plan_report(answer, shown, compared, whole, words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
         number = answer.emitted.option
         gain = 0.0 if number is None else answer.options[number].throughput_gain_fraction
         _refuse_doubted(answer.warnings, gain * (run.pipeline.batch_latency_ns or 0))
-        _write_emitted(answer.emitted, order, manners)
+        _write_emitted(answer.emitted, order, manners, force=force)
     exit_strictly(answer.warnings, manners)

@@ -43,7 +43,7 @@ def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
     statement = None if schedule is None else state_schedule(schedule)
     if statement is not None and statement.order is not None:
         raise UsageError(
-            f"what ran must have a name to be changed, and {schedule} is an order",
+            f"the schedule of the run must be named, and {schedule} is an order",
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
     question = Question(pipeline=pipeline, statement=statement, in_flight=in_flight)
@@ -78,7 +78,7 @@ def _check_way(_context: click.Context, _option: click.Parameter, way: str | Non
 
     if way is not None and way not in set(Communication):
         ways = ", ".join(Communication)
-        raise UsageError(f"no messages travel by {way!r}", hint=f"one of {ways}")
+        raise UsageError(f"{way!r} is no message semantics", hint=f"one of {ways}")
     return way
 
 
@@ -110,26 +110,26 @@ def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> D
             schedule_flag,
             "schedule_measured",
             metavar="NAME",
-            help="Schedule that ran, if it is not recognised.",
+            help="Schedule of the run, if it is not recognised.",
         ),
         input_option(
             "--communication",
             metavar="WAY",
             callback=_check_way,
-            help="How messages travel.  [default: as fits the run; without traces, latency]",
+            help="Message semantics.  [default: best fit to the run; without traces, latency]",
         ),
         input_option(
             "--layers",
             type=parse_layers,
             metavar="N,N,...",
-            help="Layers of each stage as it is, if the traces do not tell.",
+            help="Layers of each stage now, if the traces do not show them.",
         ),
         question_option("--tokens", metavar="N", help=asked_tokens),
         input_option(
             "--tokens-measured",
             type=parse_tokens,
             metavar="N[,N]",
-            help="Tokens a microbatch in the run as it is, and in the other run.",
+            help="Tokens per microbatch in this run, and in the --also run.",
         ),
         memory_limit_option,
         *more,
@@ -137,14 +137,14 @@ def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> D
 
 
 also_option = input_option(
-    "--also", metavar="TRACES", help="Another run of the same model, to learn from."
+    "--also", metavar="TRACES", help="Traces of another run of the same model, to learn from."
 )
 max_microbatches_option = limit_option(
     "--max-microbatches",
     "most_microbatches",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Microbatches to try at most.",
+    help="Largest number of microbatches to try.",
 )
 
 
@@ -153,7 +153,8 @@ def hold_option(default: str) -> Decorator:
     return question_option(
         "--hold",
         type=click.Choice(["microbatch", "batch"]),
-        help=f"What keeps its size when microbatches change.  [default: {default}]",
+        help="Size kept when the number of microbatches changes: of the microbatch, or of the "
+        f"global batch.  [default: {default}]",
     )
 
 
@@ -161,8 +162,8 @@ def refuse_for_streams(flags: Collection[str]) -> None:
     """Refuse what is only for runs with steps where batches overlap: a server."""
     refuse_typed(
         flags,
-        "is about steps, and these batches overlap: a server has none",
-        "leave it out; --load says what a server is asked",
+        "needs steps, and this is a server: its batches overlap",
+        "leave it out; --load states the load of a server",
     )
 
 
@@ -171,7 +172,7 @@ OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--in-flight-measured", "-
 
 def refuse_for_steps() -> None:
     """Refuse what is only for a server where a run has steps."""
-    refuse_typed(OF_SERVERS, "is about a server, and this run has steps", "leave it out")
+    refuse_typed(OF_SERVERS, "is only for servers, and this run has steps", "leave it out")
 
 
 def _parse_load(text: str) -> StatedLoad:
@@ -197,7 +198,7 @@ _OF_SERVERS = (
         "--kv-tokens",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Tokens that a server's cache holds on each stage.",
+        help="Tokens in a server's KV cache, per stage.",
     ),
 )
 server_options = gathered("server", _ask_server, *_OF_SERVERS)
@@ -209,12 +210,12 @@ server_change_options = gathered(
         "--in-flight",
         type=click.IntRange(min=1),
         metavar="K",
-        help="Batches of a server in flight at once.",
+        help="Batches in flight at once, of a server.",
     ),
     question_option(
         "--chunk",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Tokens of prompts in a server's batch.",
+        help="Prompt tokens in a batch, of a server.",
     ),
 )

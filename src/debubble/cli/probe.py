@@ -62,12 +62,12 @@ _device_options = gathered(
     "device_words",
     _device_words,
     question_option(
-        "--tokens", metavar="N,N", help="Tokens of a microbatch: two sizes or more to time."
+        "--tokens", metavar="N,N", help="Tokens per microbatch: two or more sizes to time."
     ),
     question_option(
         "--copies", type=click.IntRange(min=1), metavar="N", help="Ranks that share this device."
     ),
-    question_option("--forward-only", is_flag=True, help="Forward passes alone: no training."),
+    question_option("--forward-only", is_flag=True, help="Forward passes only (inference)."),
 )
 
 
@@ -99,7 +99,7 @@ _wire_options = gathered(
         "--bandwidth",
         type=parse_rate,
         metavar="RATE",
-        help="Bandwidth of a hop, such as 50GB/s: none is measured.",
+        help="Bandwidth of a hop, such as 50GB/s, instead of measuring it.",
     ),
     input_option(
         "--latency",
@@ -112,15 +112,22 @@ _wire_options = gathered(
 
 def _numbers(text: str, what: str) -> tuple[int, ...]:
     try:
-        found = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
         raise UsageError(f"{text!r} is no number of {what}", hint="write it as 4, or 2,4,8")
-    return found
+    return numbers
 
 
-@click.command("probe", cls=Verb)
+@click.command(
+    "probe",
+    cls=Verb,
+    examples=(
+        "debubble probe model.py:build --tokens 4096,8192 --stages 2,4",
+        "debubble probe transformer:layers=16,width=1024,heads=8,vocab=32000 --tokens 2048,4096",
+    ),
+)
 @click.argument("model")
 @_device_options
 @_wire_options
@@ -130,7 +137,7 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     default="8",
     show_default=True,
     metavar="N,...",
-    help="Microbatches of a batch to try.",
+    help="Microbatches per batch to try.",
 )
 @memory_limit_option
 @input_option(
@@ -139,12 +146,14 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     default=0.0,
     show_default=True,
     metavar="TIMES",
-    help="State of the optimizer, in times of the weights.",
+    help="Optimizer state, as a multiple of the weights.",
 )
 @output_option(
     "--out", default="probe.debubble.json", show_default=True, metavar="FILE", help="File to write."
 )
-@output_option("--tables", metavar="FOLDER", help="Tables of a step of each size, for `plan`.")
+@output_option(
+    "--tables", metavar="FOLDER", help="Folder for tables of a step of each size, for `plan`."
+)
 @force_option
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -161,7 +170,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     force: bool,
     manners: Manners,
 ) -> None:
-    """Time the layers of MODEL on one device, and plan pipelines of it before there is a cluster.
+    """Time the layers of MODEL on one device, and predict pipelines of it without a cluster.
 
     MODEL is file.py:function or module:function, which returns its modules and a function from
     tokens to a batch; transformer:layers=16,width=1024,heads=8,vocab=32000; or a file that an
@@ -188,7 +197,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         written.append(name)
     pipelines = Pipelines(probe=probe, wire=wire, optimizer_bytes=optimizer)
     with progress("simulating", manners):
-        found = pipelines.compare(ranks, counts, probe.sizes[-1] * counts[0])
+        numbers = pipelines.compare(ranks, counts, probe.sizes[-1] * counts[0])
     following = f"debubble probe {shlex.quote(name)} --stages {stages} --tables steps"
     if tables is not None:
         schedule = "1f1b" if probe.trains else "forward-only"
@@ -201,7 +210,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         split = ",".join(map(str, usual.split or ()))
         following = f"debubble plan {files[-1]} --also {files[0]} --layers {split}"
     limit = None if limit_bytes is None else float(limit_bytes)
-    answer = answer_probe(pipelines, found, limit_bytes=limit, written=written)
+    answer = answer_probe(pipelines, numbers, limit_bytes=limit, written=written)
     print_answer(probe_page(answer, manners.hint(following)), answer, manners)
 
 
@@ -236,21 +245,21 @@ def _time(model: str, words: list[str]) -> dict[str, Any]:
                 f"the model was not timed: {said}",
                 hint="MODEL returns its modules and a function from tokens to a batch",
             )
-        found: dict[str, Any] = json.loads(out.read_text("utf-8"))
-        return found
+        numbers: dict[str, Any] = json.loads(out.read_text("utf-8"))
+        return numbers
 
 
 def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners) -> Wire:
     """Return what was measured of links: elsewhere, by an earlier probe, or here and now."""
     if file is not None:
         try:
-            found = json.loads(Path(file).read_text("utf-8"))
+            numbers = json.loads(Path(file).read_text("utf-8"))
         except (OSError, ValueError, RecursionError):
-            found = None
-        if not is_measured(found):
+            numbers = None
+        if not is_measured(numbers):
             raise UsageError(f"{file} is no hop test", hint="write one with debubble links run")
-        data["links"] = found
-        return wire_of(read_measured(found, file), f"as measured in {file}")
+        data["links"] = numbers
+        return wire_of(read_measured(numbers, file), f"as measured in {file}")
     if probe.messages:
         return wire_of_messages(probe.messages, "as between two copies, the others at work")
     if probe.links is None:

@@ -70,26 +70,29 @@ def _make_request(**asked: Any) -> ChangeRequest:
 request_options = gathered(
     "request",
     _make_request,
-    question_option("--microbatches", type=int, metavar="M", help="Microbatches in a step."),
+    question_option("--microbatches", type=int, metavar="M", help="Microbatches per step."),
     question_option(
-        "--schedule", metavar="NAME|FILE", help="Schedule, or an order of your own as CSV."
+        "--schedule", metavar="NAME|FILE", help="Schedule, by name or as an order in CSV."
     ),
-    question_option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages a rank."),
+    question_option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages per rank."),
     hold_option("microbatch"),
     question_option(
-        "--split", type=parse_layers, metavar="N,N,...", help="Layers of each stage to have."
+        "--split",
+        type=parse_layers,
+        metavar="N,N,...",
+        help="Layers of each stage after the change.",
     ),
     question_option(
         "--overlap",
         type=click.Choice(["on", "off"]),
         callback=_switch,
-        help="Transfers beside compute.",
+        help="Overlap of transfers with compute.",
     ),
     question_option(
         "--recompute",
         type=click.Choice(["on", "off"]),
         callback=_switch,
-        help="Activations computed once more, not kept.",
+        help="Recomputation of activations.",
     ),
     question_option(
         "--hop",
@@ -157,21 +160,28 @@ by_hand_options = gathered(
     "by_hand",
     ByHand,
     input_option("--stages", "ranks", type=int, metavar="P", help="Ranks, without traces."),
-    input_option("--forward", metavar="TIME", help="A forward pass; one, or one a stage: 5ms,6ms."),
     input_option(
-        "--backward", metavar="TIME", help="A backward pass; by default two forward ones."
+        "--forward", metavar="TIME", help="Forward pass: one time, or one per stage: 5ms,6ms."
     ),
     input_option(
-        "--input-grad", metavar="TIME", help="Half of a backward pass, where a schedule splits it."
-    ),
-    input_option("--weight-grad", metavar="TIME", help="The other half."),
-    input_option(
-        "--transfer", metavar="TIME", help="A message; one, or one a hop.  [default: free]"
+        "--backward", metavar="TIME", help="Backward pass.  [default: twice the forward pass]"
     ),
     input_option(
-        "--costs", "log", metavar="LOG", help="Passes as Megatron's or DeepSpeed's timers say."
+        "--input-grad",
+        metavar="TIME",
+        help="Input gradient, where the schedule splits the backward pass.",
     ),
-    output_option("--table", metavar="OUT", help="Table of the simulated step, for `plan`."),
+    input_option("--weight-grad", metavar="TIME", help="Weight gradient, likewise."),
+    input_option(
+        "--transfer", metavar="TIME", help="Transfer: one time, or one per hop.  [default: 0]"
+    ),
+    input_option(
+        "--costs",
+        "log",
+        metavar="LOG",
+        help="Log of Megatron's or DeepSpeed's timers, for the times of passes.",
+    ),
+    output_option("--table", metavar="OUT", help="CSV file of the simulated step, for `plan`."),
     force_option,
 )
 
@@ -184,25 +194,25 @@ def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeR
     flags = ("--forward", "--backward", "--input-grad", "--weight-grad")
     typed_too = [flag for flag in flags if by_hand.costs[flag] is not None]
     if typed_too:
-        raise UsageError(f"--costs says what {typed_too[0]} would", hint="leave one of them")
-    found = read_stage_times(log, ranks=by_hand.ranks, microbatches=wanted.microbatches)
-    if wanted.chunks not in {None, found.chunks}:
+        raise UsageError(f"--costs and {typed_too[0]} exclude each other", hint="leave one out")
+    times_read = read_stage_times(log, ranks=by_hand.ranks, microbatches=wanted.microbatches)
+    if wanted.chunks not in {None, times_read.chunks}:
         raise UsageError(
-            f"the log is of {counted(found.chunks, 'chunk')} a rank", hint="leave --chunks out"
+            f"the log is of {counted(times_read.chunks, 'chunk')} a rank", hint="leave --chunks out"
         )
-    usual = _USUAL_SCHEDULE if found.chunks == 1 else "interleaved-1f1b"
+    usual = _USUAL_SCHEDULE if times_read.chunks == 1 else "interleaved-1f1b"
     return (
         replace(
             wanted,
-            microbatches=found.microbatches,
+            microbatches=times_read.microbatches,
             schedule=wanted.schedule or usual,
-            chunks=None if found.chunks == 1 else found.chunks,
+            chunks=None if times_read.chunks == 1 else times_read.chunks,
         ),
         replace(
             by_hand,
-            ranks=found.ranks,
-            forward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in found.forward_ns),
-            backward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in found.backward_ns),
+            ranks=times_read.ranks,
+            forward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in times_read.forward_ns),
+            backward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in times_read.backward_ns),
         ),
     )
 
@@ -221,7 +231,7 @@ def simulate_by_hand(
     from debubble.timeline.figures import measure_pipeline
     from debubble.timeline.schedules import state_schedule
 
-    place = place_for(by_hand.table, force=by_hand.force)
+    table_path = place_for(by_hand.table, force=by_hand.force)
     if by_hand.log is not None:
         wanted, by_hand = _from_log(wanted, by_hand, by_hand.log)
     schedule = wanted.schedule or _USUAL_SCHEDULE
@@ -251,9 +261,9 @@ def simulate_by_hand(
         }
     )
     following = f"debubble simulate {again} --timeline"
-    if place is not None:
-        write_file(place, write_table(program, times, None).encode())
-        following = f"debubble plan {shlex.quote(str(place))}"
+    if table_path is not None:
+        write_file(table_path, write_table(program, times, None).encode())
+        following = f"debubble plan {shlex.quote(str(table_path))}"
     page = simulate_page(answer, "" if draws else manners.hint(following))
     if draws:
         page.drawing = draw_lanes(
@@ -283,13 +293,13 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
     return statement.order_for(ranks, microbatches, chunks)
 
 
-def _hand_set(said: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
+def _hand_set(stated_costs: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
     """Read the costs, all of them times or all of them plain numbers."""
     from debubble.simulate.hand_set import HandSetCosts
 
     read = {
         flag: [_read(value) for value in text.split(",")]
-        for flag, text in said.items()
+        for flag, text in stated_costs.items()
         if text is not None
     }
     # Nothing is nothing in any unit.
@@ -316,18 +326,25 @@ def _read(text: str) -> tuple[float, bool]:
     return parse_duration(text), False
 
 
-@click.command("simulate", cls=Verb)
+@click.command(
+    "simulate",
+    cls=Verb,
+    examples=(
+        "debubble simulate traces/ --microbatches 16",
+        "debubble simulate --stages 4 --microbatches 8 --schedule zb-h1 --forward 5ms",
+    ),
+)
 @click.argument("traces", nargs=-1)
 @request_options
 @stated_options(
-    "--schedule-measured", asked_tokens="Tokens a microbatch to have, or times as many: 2x."
+    "--schedule-measured", asked_tokens="Tokens per microbatch after the change, or a factor: 2x."
 )
 @also_option
 @pipeline_option
 @by_hand_options
 @server_change_options
 @in_flight_measured_option
-@output_option("--timeline", "draws", is_flag=True, help="Lanes of the step, as text.")
+@output_option("--timeline", "draws", is_flag=True, help="Timeline of the step, as text.")
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -344,19 +361,19 @@ def command(  # noqa: PLR0913 (one argument a flag)
     reader: Reader,
     manners: Manners,
 ) -> None:
-    """Change one thing in the run of TRACES, or several, and see what a batch would take.
+    """Predict the run of TRACES with one or more changes.
 
-    Without TRACES: run a schedule with costs of your own. Costs are times (18.5ms) or plain
-    numbers, of which only the ratios count.
+    Without TRACES: simulate a schedule with given costs, as times (18.5ms) or plain numbers, of
+    which only the ratios count.
     """
     if draws:
         manners.refuse_drawing()
     if not traces:
-        why, hint = "is about a measured run, and no traces are given", "name its traces"
+        why, hint = "needs the traces of a run", "give TRACES"
         refuse_typed((*_OF_RUNS, *OF_SERVERS), why, f"{hint}, {_SEE}")
         simulate_by_hand(request, stated.communication, by_hand, manners, draws=draws)
         return
-    why, hint = "is for simulating without traces: here it is measured", "leave it out"
+    why, hint = "is only for simulating without traces", "leave it out"
     refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")
     run, other = analyse_both(
         reader,

@@ -58,13 +58,15 @@ def _make_budget(*, runs: int, minutes: float | None, timeout: float | None) -> 
 budget_options = gathered(
     "budget",
     _make_budget,
-    limit_option("--runs", type=int, default=_RUNS, show_default=True, help="Runs at most."),
-    limit_option("--minutes", type=float, help="Minutes that runs may take in all."),
+    limit_option(
+        "--runs", type=int, default=_RUNS, show_default=True, help="Largest number of runs."
+    ),
+    limit_option("--minutes", type=float, help="Minutes for all runs together."),
     limit_option(
         "--timeout",
         type=parse_duration,
         metavar="TIME",
-        help="Time after which a run hangs; by the first run without.",
+        help="Time after which a run counts as hung.  [default: from the first run]",
     ),
 )
 
@@ -89,10 +91,10 @@ scope_options = gathered(
         "--schedules",
         metavar="NAME,...",
         callback=_read_schedules,
-        help="Schedules that COMMAND knows; all without.",
+        help="Schedules that COMMAND knows.  [default: all]",
     ),
     max_microbatches_option,
-    hold_option("the batch, in training"),
+    hold_option("batch, in training"),
     memory_limit_option,
     limit_option(
         "--threshold",
@@ -107,7 +109,7 @@ scope_options = gathered(
         "search_rounds",
         type=click.IntRange(min=1),
         metavar="ROUNDS",
-        help="Search for an order of passes: {schedule} is then the path of a CSV file.",
+        help="Search rounds for an order of passes; {schedule} is then the path of a CSV file.",
     ),
 )
 
@@ -142,40 +144,53 @@ def _read_server(
 DEFAULT_OUT = Path("debubble-tune")
 
 
-@click.command("tune", cls=Verb)
+@click.command(
+    "tune",
+    cls=Verb,
+    examples=(
+        "debubble tune --now microbatches=8 -- torchrun … train.py --microbatches {microbatches}",
+        "debubble tune --dry-run --now split=4,4,4,4 -- torchrun … train.py --split {split}",
+    ),
+)
 @click.argument("command_words", metavar="-- COMMAND", nargs=-1, type=click.UNPROCESSED)
 @input_option(
-    "--now", multiple=True, metavar="KNOB=VALUE", help="What COMMAND is told as things are."
+    "--now", multiple=True, metavar="KNOB=VALUE", help="Current value of a setting in COMMAND."
 )
-@input_option("--server", metavar="COMMAND", help="What starts a server: tune that instead.")
+@input_option(
+    "--server", metavar="COMMAND", help="Command that starts a server, to tune instead of COMMAND."
+)
 @input_option("--url", metavar="URL", help="Address of the server.")
 @input_option(
     "--load",
     metavar="COMMAND",
     help="Load of the server: vllm bench serve, guidellm or aiperf, with {url} and {out}.",
 )
-@input_option("--kind", type=click.Choice(KINDS), help="Engine that it is: it is captured.")
+@input_option("--kind", type=click.Choice(KINDS), help="Engine of the server, to capture it.")
 @budget_options
 @scope_options
 @question_option(
     "--steps", type=int, default=PROFILED_STEPS, show_default=True, help="Steps to profile."
 )
 @question_option(
-    "--wait", type=int, default=WAIT_STEPS, show_default=True, help="Steps before the first."
+    "--wait",
+    type=int,
+    default=WAIT_STEPS,
+    show_default=True,
+    help="Steps before the first profiled one.",
 )
 @output_option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_OUT,
     show_default=True,
-    help="Folder for the record; an interrupted tuning goes on from it.",
+    help="Folder for the runs; an interrupted tuning resumes from it.",
 )
 @force_option
 @output_option(
     "--name", default="tune", show_default=True, help="Name of its records in the history."
 )
 @store_option
-@question_option("--dry-run", is_flag=True, help="What would be tried; nothing is run.")
+@question_option("--dry-run", is_flag=True, help="List of what would be tried; nothing is run.")
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
@@ -196,10 +211,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
     dry_run: bool,
     manners: Manners,
 ) -> None:
-    """Run COMMAND with what promises most, measure it, and keep the winner.
+    """Try the most promising settings of COMMAND, measure each, and keep the best.
 
     {microbatches}, {split}, {schedule} and {overlap} in COMMAND stand for what is tried; so do
-    DEBUBBLE_MICROBATCHES and so on in its environment. Interrupted, type the same again.
+    DEBUBBLE_MICROBATCHES and so on in its environment. To resume, type the same again.
 
     Of a server, {layers}, {in_flight}, {chunk}, {tokens_a_batch} and {requests_a_batch} do, and
     {traces} is a folder for its traces.

@@ -25,13 +25,17 @@ config_option = input_option(
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="File that says what to watch: watch.toml.",
+    help="Configuration file: watch.toml.",
 )
 
 
 @click.group(
     "watch",
     cls=VerbGroup,
+    examples=(
+        "debubble watch --config watch.toml --check",
+        "debubble watch --config watch.toml",
+    ),
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -44,7 +48,7 @@ config_option = input_option(
     help="Alert rules for Prometheus, or a dashboard for Grafana.",
 )
 @question_option(
-    "--check", "checked", is_flag=True, help="What the configuration means; nothing is watched."
+    "--check", "checked", is_flag=True, help="Meaning of the configuration; nothing is watched."
 )
 @markdown_option
 @json_option

@@ -232,7 +232,7 @@ class _Cutter:
                 scheduled = Cause.WARM_UP
             elif begin >= self._last[waiter]:
                 scheduled = Cause.DRAIN
-            yield from _steps(
+            yield from cut_steps(
                 begin,
                 end,
                 (
@@ -270,7 +270,7 @@ class _Cutter:
             int(times.batch_start[messages.received[piece.row]]),
         )
         fair = int(self._expected[piece.row]) - (piece.begin - both)
-        yield from _steps(piece.begin, piece.end, ((fair, Cause.TRANSFER),), Cause.SLOW_LINK)
+        yield from cut_steps(piece.begin, piece.end, ((fair, Cause.TRANSFER),), Cause.SLOW_LINK)
 
 
 def _by_collective(host: RankHost, begin: int, end: int) -> Iterator[tuple[int, int, Cause | None]]:
@@ -418,7 +418,7 @@ def _in_order(place: int, known: tuple[I64, I64, I64], rows: _Rows) -> dict[str,
     return ordered | {"place": np.full(len(order), place, dtype=np.int32)}
 
 
-def _steps(
+def cut_steps(
     begin: int, end: int, parts: tuple[tuple[int, Cause], ...], rest: Cause
 ) -> Iterator[Cut]:
     """Cut a stretch at the given distances from its begin, each under its cause."""

@@ -269,10 +269,10 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         gaps.append(
             Gap(
                 code=Code.REPLAY_MISSES,
-                message=f"the replay of the steps as they are misses them by"
-                f" {show_percent(median(errors))}: nothing is said of what a repair would save",
-                hint="capture whole steps of all ranks, with kernels and messages; shares of causes"
-                " are measured and hold",
+                message=f"replay error {show_percent(median(errors))} (limit"
+                f" {show_percent(MOST_OFF)}): no savings are predicted",
+                hint="capture whole steps of all ranks, with kernels and messages; the shares of"
+                " causes are measured and remain valid",
             )
         )
     return Ledger(
@@ -452,9 +452,9 @@ def _doubts(steps: Sequence[MeasuredStep]) -> list[Gap]:
     return [
         Gap(
             code=Code.UNLINKED_MESSAGES,
-            message=f"{counted(unlinked, 'message')} between neighbours belong to no pass that"
-            " could be told; waits for them are unexplained",
-            hint="passes are missing on a rank, or a rank was captured for another stretch of time",
+            message=f"{counted(unlinked, 'message')} between neighbours could not be assigned to"
+            " a pass; waits for them are unexplained",
+            hint="passes are missing on a rank, or a rank was captured at another time",
         )
     ]
 
@@ -466,10 +466,9 @@ def _slowed_hosts(steps: Sequence[MeasuredStep], accounts: Sequence[Account]) ->
     if late > _HOSTS_LATE * total and not any(step.on_host for step in steps):
         yield Gap(
             code=Code.HOSTS_SLOWED,
-            message=f"hosts are late for {show_percent(late / total)} of the batch, and a profiler"
-            " slows hosts: without it steps are shorter, and hosts cost less",
-            hint="time steps without the profiler, as `debubble capture` does; or give the batch"
-            " latency with --latency",
+            message=f"hosts are late for {show_percent(late / total)} of the batch; the profiler"
+            " slows hosts",
+            hint="time unprofiled steps, as `debubble capture` does, or give --latency",
         )
 
 

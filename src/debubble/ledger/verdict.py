@@ -150,20 +150,20 @@ def _slower_layers(ledger: Ledger, stage: int) -> float | None:
     stage 2 is long: its layers are     stage 3 is long: it has a head
     """
     every = {layers.stage: layers for rank in ledger.ranks for layers in rank.layers}
-    mine = every.pop(stage, None)
+    own_layers = every.pop(stage, None)
     others = [layers for layers in every.values() if layers.layers]
-    if mine is None or not mine.layers or not others:
+    if own_layers is None or not own_layers.layers or not others:
         return None
     usual_ns = median(layers.layer_ns for layers in others)
-    slower_ns = mine.layers * (mine.layer_ns - usual_ns)
-    more_ns = usual_ns * (mine.layers - median(layers.layers for layers in others))
-    more_ns += mine.rest_ns - median(layers.rest_ns for layers in others)
-    return mine.layer_ns / usual_ns if slower_ns > max(more_ns, 0) else None
+    slower_ns = own_layers.layers * (own_layers.layer_ns - usual_ns)
+    more_ns = usual_ns * (own_layers.layers - median(layers.layers for layers in others))
+    more_ns += own_layers.rest_ns - median(layers.rest_ns for layers in others)
+    return own_layers.layer_ns / usual_ns if slower_ns > max(more_ns, 0) else None
 
 
 def _name_collectives(ledger: Ledger, saving: Saving) -> MainCause:
     cause = CAUSE_OF[saving.cause]
-    times = [ledger.causes(place)[cause] for place in range(len(ledger.ranks))]
+    times = [ledger.causes(rank_index)[cause] for rank_index in range(len(ledger.ranks))]
     return MainCause(
         cause=saving.cause, saving=saving, rank=ledger.ranks[int(np.argmax(times))].rank
     )
@@ -197,17 +197,17 @@ def _name_data(ledger: Ledger, saving: Saving) -> MainCause:
 
 def _name_workers(ledger: Ledger, saving: Saving) -> MainCause:
     """Name the slow devices, of this pipeline first: what drags the others is looked into."""
-    mine = ledger.ranks[0].pipeline
+    own_layers = ledger.ranks[0].pipeline
     workers = sorted(
-        ledger.job.workers.slow, key=lambda worker: (worker.pipeline != mine, -worker.times)
+        ledger.job.workers.slow, key=lambda worker: (worker.pipeline != own_layers, -worker.times)
     )
     if not workers:
         return MainCause(cause=saving.cause, saving=saving)
     first, ranks = workers[0], [rank.rank for rank in ledger.ranks]
     alone = None
-    if len(workers) > 1 and first.pipeline == mine:
-        place = ranks.index(first.rank)
-        alone = ledger.saved_by(lambda remedy: remedy.sound_workers(place))
+    if len(workers) > 1 and first.pipeline == own_layers:
+        rank_index = ranks.index(first.rank)
+        alone = ledger.saved_by(lambda remedy: remedy.sound_workers(rank_index))
     return MainCause(
         cause=saving.cause,
         saving=saving,
@@ -231,11 +231,11 @@ _OF_ALL_RANKS: dict[str, Callable[[Ledger, Saving], MainCause]] = {
 
 def _saved_alone(ledger: Ledger, cause: str, rank: int) -> int | None:
     """Replay with one culprit put right."""
-    place = [row.rank for row in ledger.ranks].index(rank)
+    rank_index = [row.rank for row in ledger.ranks].index(rank)
     if cause == Cause.JITTER:
-        return ledger.saved_by(lambda remedy: remedy.no_jitter(place))
+        return ledger.saved_by(lambda remedy: remedy.no_jitter(rank_index))
     if cause == Cause.HOST:
-        return ledger.saved_by(lambda remedy: remedy.no_host(place))
+        return ledger.saved_by(lambda remedy: remedy.no_host(rank_index))
     return None
 
 
@@ -255,9 +255,9 @@ def find_bottleneck(ledger: Ledger, outside_ns: dict[str, int]) -> Bottleneck | 
         others["gaps"] = mean[Cause.UNEXPLAINED]
     besides = {*others, Cause.COMPUTE} | (set() if timers else {Cause.UNEXPLAINED})
     waits = sum(length for cause, length in mean.items() if cause not in besides)
-    found = max((others | outside_ns).items(), key=lambda pair: pair[1])
-    if found[1] > waits:
-        return Bottleneck(what=found[0], length_ns=found[1], waits_ns=waits)
+    largest = max((others | outside_ns).items(), key=lambda pair: pair[1])
+    if largest[1] > waits:
+        return Bottleneck(what=largest[0], length_ns=largest[1], waits_ns=waits)
     window = sum(mean.values())
     if waits < MATTERS * window:
         return Bottleneck(what="compute", length_ns=mean[Cause.COMPUTE], waits_ns=waits)

@@ -67,9 +67,7 @@ _VERDICTS = {
     Direction.WORSE: Verdict.WORSE,
     Direction.UNCLEAR: Verdict.NO_CLEAR_CHANGE,
 }
-_OF_WINDOWS = (
-    "throughput is of the windows: too few steps follow each other to tell what lies between them"
-)
+_OF_WINDOWS = "throughput without the time between steps: too few consecutive steps"
 
 
 def compare(
@@ -176,10 +174,7 @@ def _served_notes(first: ServerSamples, second: ServerSamples) -> Iterator[str]:
         if side.failed:
             yield f"{counted(side.failed, 'request')} failed {name}"
     if 1 in (first.runs, second.runs):
-        yield (
-            "a side with one run does not show what differs from run to run: "
-            "join several with commas"
-        )
+        yield "one run per side does not show run-to-run variation: join several with commas"
 
 
 def _verdict(deltas: Mapping[str, Delta], decider: Delta) -> tuple[Verdict, tuple[str, ...]]:
@@ -189,14 +184,14 @@ def _verdict(deltas: Mapping[str, Delta], decider: Delta) -> tuple[Verdict, tupl
     direction, because = decider.direction, []
     if direction is better and "bubble" in went and went["throughput"] is worse:
         direction = worse
-        because.append("a batch is quicker, yet throughput falls: more time goes between steps")
+        because.append("a batch is faster, but throughput fell: more time passes between steps")
     if direction is worse and went.get("bubble") is better:
-        because.append("the bubble is smaller, yet less gets done: the passes themselves take more")
+        because.append("the bubble is smaller, but throughput fell: passes take longer")
     if direction is better and went.get("bubble") is worse:
-        because.append("the bubble is larger, yet more gets done: the passes themselves take less")
+        because.append("the bubble is larger, but throughput rose: passes take less time")
     for name, what in (("ttft", "the first token"), ("tpot", "each further token")):
         if direction is better and went.get(name) is worse:
-            because.append(f"more gets done, yet a user waits longer for {what}")
+            because.append(f"throughput rose, but users wait longer for {what}")
     return _VERDICTS[direction], tuple(because)
 
 
@@ -337,32 +332,29 @@ def _notes(
         steps = f"{counted(first, 'step')} before and {counted(second, 'step')} after"
         yield f"context lengths matched: {steps} without a counterpart left out"
     if not same_batch:
-        yield "the batches differ: throughput decides, batch latency is shown beside it"
+        yield "batch sizes differ: throughput decides"
     if rate_note:
         yield rate_note
     if before.basis != after.basis:
         first_basis, second_basis = shared_basis(before, after)
         one_of = "before" if before.basis is Basis.UNPROFILED else "after"
         yield (
-            f"only {one_of} has unprofiled times: both sides are profiled"
+            f"only {one_of} has unprofiled times: profiled times are compared"
             if first_basis == second_basis
-            else f"{first_basis} before, {second_basis} after: what the profiler costs counts as a "
+            else f"{first_basis} before, {second_basis} after: profiling overhead counts as a "
             "change"
         )
     if before.message_bytes is None or after.message_bytes is None:
-        yield "the size of a microbatch is not known: taken as the same on both sides"
+        yield "microbatch size unknown: assumed equal on both sides"
     elif before.message_bytes != after.message_bytes and not (before.tokens and after.tokens):
         yield (
-            "microbatches differ in size: work is counted by the bytes that they send from stage "
-            "to stage, which holds for one model in one precision"
+            "microbatch sizes differ: work is counted by bytes sent between stages, which needs "
+            "the same model in the same precision"
         )
     if any(rank.peak_bytes is None for rank in (*before.memory, *after.memory)):
-        yield "memory was not recorded on every rank: nothing says that it is safe"
+        yield "memory was not recorded on every rank: whether it is safe is unknown"
     if 1 in (len(before.captures), len(after.captures)):
-        yield (
-            "a side with one capture does not show what differs from run to run: "
-            "join several with commas"
-        )
+        yield "one capture per side does not show run-to-run variation: join several with commas"
 
 
 def match_contexts(before: Measurement, after: Measurement) -> tuple[Measurement, Measurement]:

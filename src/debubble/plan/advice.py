@@ -39,6 +39,6 @@ def first_of(
     """
     by_advice: dict[str, _Option] = {}
     for option in options:
-        said = advice(option)
-        by_advice.setdefault("try" if said == "maybe" else said, option)
+        text = advice(option)
+        by_advice.setdefault("try" if text == "maybe" else text, option)
     return by_advice.get("yes") or remedy or by_advice.get("try")

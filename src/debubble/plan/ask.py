@@ -28,7 +28,7 @@ class WhatIfAnswer:
 
     baseline: Baseline
     option: Option
-    found: Prediction
+    predicted: Prediction
     order: Order
     communication: Communication
     correction: float
@@ -71,12 +71,12 @@ class WhatIfAnswer:
 
     def pass_lengths_ns(self) -> dict[str, F64]:
         """Return what each kind of pass takes on each stage, on the mean."""
-        table = self.found.program.passes
-        took = _took(self.found.times).mean(axis=1) * self.correction
+        table = self.predicted.program.passes
+        took = _took(self.predicted.times).mean(axis=1) * self.correction
 
         def mean_ns(kind: PassKind, stage: int) -> float:
-            mine = took[(table.kind == kind) & (table.stage == stage)]
-            return float(mine.mean()) if len(mine) else 0.0
+            own_passes = took[(table.kind == kind) & (table.stage == stage)]
+            return float(own_passes.mean()) if len(own_passes) else 0.0
 
         return {
             kind.name: np.array([mean_ns(kind, stage) for stage in range(self.stages)])
@@ -86,16 +86,16 @@ class WhatIfAnswer:
 
     def rank_bubbles(self) -> tuple[float, ...]:
         """Return the share of the window that each rank waits, in the middle of all draws."""
-        windows = self.found.times.window_ns
+        windows = self.predicted.times.window_ns
         return tuple(float(np.median(1 - worked / windows)) for worked in self._worked())
 
     def longest_stage_bubble(self) -> float:
         """Return the bubble against the longest single rank's span."""
-        times = self.found.times
+        times = self.predicted.times
         spans = np.stack(
             [
-                times.pass_end[mine].max(axis=0) - times.pass_start[mine].min(axis=0)
-                for mine in self._passes_by_rank()
+                times.pass_end[own_passes].max(axis=0) - times.pass_start[own_passes].min(axis=0)
+                for own_passes in self._passes_by_rank()
             ]
         )
         longest, draws = spans.argmax(axis=0), np.arange(spans.shape[1])
@@ -108,7 +108,7 @@ class WhatIfAnswer:
 
     def draw(self) -> Timeline:
         """Lay out the draw that is nearest to the middle of all."""
-        times = self.found.times
+        times = self.predicted.times
         windows = times.window_ns
         middle = int(np.abs(windows - np.median(windows)).argmin())
         drawn = Times(
@@ -118,16 +118,18 @@ class WhatIfAnswer:
             batch_end=self._corrected(times.batch_end[:, middle]),
         )
         ranks = tuple(rank.rank for rank in self.baseline.ranks)
-        return as_timeline(replace(self.found.program, ranks=ranks), drawn)
+        return as_timeline(replace(self.predicted.program, ranks=ranks), drawn)
 
     def _passes_by_rank(self) -> list[Flags]:
-        home = self.found.program.passes.place
+        home = self.predicted.program.passes.place
         return [home == position for position in range(len(self.order))]
 
     def _worked(self) -> F64:
         """Return what each rank worked in each draw."""
-        took = _took(self.found.times)
-        worked: F64 = np.stack([took[mine].sum(axis=0) for mine in self._passes_by_rank()])
+        took = _took(self.predicted.times)
+        worked: F64 = np.stack(
+            [took[own_passes].sum(axis=0) for own_passes in self._passes_by_rank()]
+        )
         return worked * self.baseline.source.busy_share
 
     def _corrected(self, moments: I64) -> I64:
@@ -144,12 +146,12 @@ def ask(baseline: Baseline, idea: Idea) -> WhatIfAnswer:
     if nothing:
         baseline = replace(baseline, correction=1.0)
         idea = replace(idea, lever=_NOTHING)
-    found = predict_idea(baseline, idea)
+    predicted = predict_idea(baseline, idea)
     what_if = baseline.what_if(idea.change)
     return WhatIfAnswer(
         baseline=baseline,
-        option=weigh(baseline, idea, found),
-        found=found,
+        option=weigh(baseline, idea, predicted),
+        predicted=predicted,
         order=what_if.order,
         communication=what_if.communication,
         correction=baseline.correction_for(idea.change),

@@ -146,10 +146,10 @@ class Baseline:
         simulated, took = self.source.window_ns / exp(self.misfit), self.source.window_ns
         return NoFit(
             f"simulator error {show_percent(abs(simulated / took - 1))} (limit "
-            f"{show_percent(FITS)}): it takes {show_duration(round(simulated))} for the run as it "
-            f"is, which took {show_duration(took)}",
-            hint="record more steps, of all ranks; how messages travel is taken as "
-            f"{self.communication}: --communication states it",
+            f"{show_percent(FITS)}): simulated {show_duration(round(simulated))}, measured "
+            f"{show_duration(took)}",
+            hint="record more steps of all ranks, or state how messages travel: --communication "
+            f"(assumed: {self.communication})",
         )
 
     def what_if(self, change: Change) -> WhatIf:
@@ -227,8 +227,8 @@ class Baseline:
             return now
         if known is None:
             raise UsageError(
-                "how many layers each stage has is not known",
-                hint="say it with --layers, such as 4,4,4,4",
+                "the layers of each stage are unknown",
+                hint="give --layers, such as 4,4,4,4",
             )
         if split is None:
             split = even_split(sum(known), stages)
@@ -303,13 +303,11 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     source = measure_source(timeline, figures, layers, _slow_hops(links))
     name = schedule or source.schedule
     if name is None:
-        raise UsageError(
-            "the schedule was not recognised", hint="say it with --schedule, such as 1f1b"
-        )
+        raise UsageError("the schedule was not recognised", hint="give --schedule, such as 1f1b")
     if name == "forward-only" and any(kind != PassKind.F for kind, _, _ in source.passes.base):
         raise UsageError(
             "the run has backward passes: it is not forward-only",
-            hint="leave --schedule out, or say which one trained",
+            hint="leave --schedule out, or give the one that trained",
         )
     order = _order(source, name)
     memory = _memory_run(timeline, source, name)
@@ -377,7 +375,8 @@ def even_split(layers: int, stages: int) -> tuple[int, ...]:
     """Cut layers as evenly as can be; the first stages take what is left over."""
     if layers < stages:
         raise UsageError(
-            f"{layers} layers cannot fill {stages} stages", hint="a stage has one layer or more"
+            f"{layers} layers cannot fill {stages} stages",
+            hint="each stage needs at least one layer",
         )
     each, rest = divmod(layers, stages)
     return tuple(each + (stage < rest) for stage in range(stages))
@@ -437,8 +436,8 @@ def _way_that_lands(
     if stated is not None:
         if not lands(stated) and not found:
             raise UsageError(
-                f"no run goes so: {schedule} with {stated} messages would wait for itself",
-                hint="leave --communication out: the way that fits the run is looked for",
+                f"no run goes so: {schedule} with {stated} messages would deadlock",
+                hint="leave --communication out to have the best fit chosen",
             )
     elif not source.wires.one_way and not source.wires.both_ways:
         lands(Communication.LATENCY)

@@ -123,10 +123,10 @@ def find_misses(baseline: Baseline, ledger: Ledger | None) -> tuple[Miss, ...]:
             for hop in np.unique(hops)
         },
         passes={
-            (stage, kind): float(lengths.passes[mine].mean())
+            (stage, kind): float(lengths.passes[own_saving].mean())
             for stage in np.unique(passes.stage).tolist()
             for kind in PassKind
-            if (mine := (passes.stage == stage) & (passes.kind == kind)).any()
+            if (own_saving := (passes.stage == stage) & (passes.kind == kind)).any()
         },
         pass_gap_ns=round(float(lengths.pass_gaps.mean())),
         batch_gap_ns=round(float(lengths.batch_gaps.mean())),
@@ -167,9 +167,9 @@ class _Simulated:
         for stage in np.unique(passes.stage).tolist():
             column = lengths.passes
             for kind in PassKind:
-                mine = (passes.stage == stage) & (passes.kind == kind)
+                own_saving = (passes.stage == stage) & (passes.kind == kind)
                 if (stage, kind) in self.passes:
-                    column = _of_mean(column, mine, self.passes[stage, kind])
+                    column = _of_mean(column, own_saving, self.passes[stage, kind])
             yield f"stage {stage}", replace(lengths, passes=column)
         hosts = remedies.no_host()
         yield (
@@ -183,8 +183,8 @@ class _Simulated:
         )
 
 
-def _of_mean(column: I64, mine: Flags, mean: float) -> I64:
+def _of_mean(column: I64, own_saving: Flags, mean: float) -> I64:
     """Stretch some lengths so that their mean is another: they still vary as they did."""
-    now = float(column[mine].mean()) if mine.any() else 0.0
+    now = float(column[own_saving].mean()) if own_saving.any() else 0.0
     times = mean / now if now > 0 else 0.0
-    return np.where(mine, np.rint(column * times if times else mean), column).astype(np.int64)
+    return np.where(own_saving, np.rint(column * times if times else mean), column).astype(np.int64)

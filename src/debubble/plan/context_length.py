@@ -16,7 +16,7 @@ from debubble.plan.option import Idea, Option, weigh
 from debubble.plan.plan import Plan
 from debubble.simulate.predict import FOUR_OF_FIVE
 
-_MEMORY = "what a microbatch in flight holds grows as tokens do"
+_MEMORY = "the memory of a microbatch in flight scales with tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,14 @@ class OtherLength:
     @property
     def best(self) -> Survivor | None:
         """What is to be recommended there."""
-        return next((one for one in self.survivors if one.sure and not one.changes_training), None)
+        return next(
+            (
+                survivor
+                for survivor in self.survivors
+                if survivor.sure and not survivor.changes_training
+            ),
+            None,
+        )
 
 
 def at_length(plan: Plan, token_scale: float) -> OtherLength:
@@ -63,11 +70,17 @@ def at_length(plan: Plan, token_scale: float) -> OtherLength:
     assumed = () if plan.baseline.memory is None else (_MEMORY,)
     idea = Idea(lever="context length", change=change, assumptions=assumed)
     unchanged = weigh(plan.baseline, idea)
-    found = [_survive(plan, option, unchanged, token_scale) for option in plan.options]
-    found.sort(key=lambda one: (one.there.fits_memory is False, one.changes_training, -one.gain))
+    survivors = [_survive(plan, option, unchanged, token_scale) for option in plan.options]
+    survivors.sort(
+        key=lambda survivor: (
+            survivor.there.fits_memory is False,
+            survivor.changes_training,
+            -survivor.gain,
+        )
+    )
     ranked = [
         replace(survivor, rank=None if survivor.there.fits_memory is False else number)
-        for number, survivor in enumerate(found, start=1)
+        for number, survivor in enumerate(survivors, start=1)
     ]
     return OtherLength(
         token_scale=token_scale,

@@ -60,9 +60,9 @@ def emit_best(plan: Plan, framework: str, order_file: str | None = None) -> Emit
         if not plan.options and plan.left_out:
             reason = plan.left_out[0].reason
         elif any(option.by_replay for option in options):
-            reason = "what a replay prices is no setting of a framework"
+            reason = "options priced by replay are not settings of a framework"
         elif options:
-            reason = "no option gains with the batch as it is; --hold microbatch lets it grow"
+            reason = "no option gains at this global batch size; --hold microbatch lets it grow"
     return Emitted(framework=framework, reason=reason)
 
 
@@ -85,7 +85,7 @@ def emit_best_setting(
     for option in gains:
         setting = option.setting
         if option.kinds == ("hop",):
-            reason = reason or "no engine can be told to repair a hop"
+            reason = reason or "repairing a hop is not a setting of an engine"
             continue
         layers = setting.layers or model.costs.layers
         wanted = ServingSetting(

@@ -137,7 +137,7 @@ def plan_cache(baseline: Baseline, cache: Cache, quickest: tuple[int, ...] | Non
     held = (
         f"the measured run held a cache of {show_count(cache.measured_tokens)} tokens"
         if cache.measured_tokens
-        else "the measured peak holds no KV cache; say how large it was with --kv-tokens-measured"
+        else "the measured peak is taken to hold no KV cache; else give --kv-tokens-measured"
     )
     return CachePlan(
         cache=cache,
@@ -155,17 +155,17 @@ def _checked(baseline: Baseline) -> tuple[tuple[int, ...], MemoryCosts]:
         )
     if baseline.source.split is None:
         raise UsageError(
-            "how many layers each stage has is not known",
-            hint="say it with --layers, such as 4,4,4,4",
+            "the layers of each stage are unknown",
+            hint="give --layers, such as 4,4,4,4",
         )
     if baseline.memory is None:
         raise UsageError(
-            "the traces do not tell what weights and work space take",
+            "the memory of weights and work space is not in the traces",
             hint="record with profile_memory=True",
         )
     if None in baseline.limits:
         raise UsageError(
-            "the memory of a device is not known", hint="say it with --memory-limit, such as 80GiB"
+            "the memory of a device is unknown", hint="give --memory-limit, such as 80GiB"
         )
     return baseline.source.split, baseline.memory
 
@@ -197,11 +197,11 @@ def _capacity(
         [
             CacheStage(
                 capacity_bytes=float(cap),
-                weight_bytes=float(weights[mine].sum()),
-                activation_bytes=float(bare.stage_bytes[mine].sum()),
-                layers=int(layers[mine].sum()),
+                weight_bytes=float(weights[own_layers].sum()),
+                activation_bytes=float(bare.stage_bytes[own_layers].sum()),
+                layers=int(layers[own_layers].sum()),
             )
-            for mine, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True)
+            for own_layers, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True)
         ],
         cache.token_layer_bytes,
         utilisation=1.0,
@@ -215,11 +215,11 @@ def _most_tokens(baseline: Baseline, cache: Cache, bare: SplitMemory, layers: in
     """
     counts = np.arange(1, layers + 1)
     rows = []
-    for mine, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True):
-        free = cap - bare.stage_bytes[mine].sum()
-        weights = bare.layer_bytes[mine, 0].mean() * counts
+    for own_layers, cap in zip(_stages_by_rank(baseline.order), bare.cap_bytes, strict=True):
+        free = cap - bare.stage_bytes[own_layers].sum()
+        weights = bare.layer_bytes[own_layers, 0].mean() * counts
         tokens: F64 = (free - weights) / (counts * cache.token_layer_bytes)
-        rows.append(np.where(counts < mine.sum(), np.inf, tokens))
+        rows.append(np.where(counts < own_layers.sum(), np.inf, tokens))
     holds = np.stack(rows)  # tokens that fit, by rank and layers
     known = np.unique(holds[np.isfinite(holds) & (holds > 0)])
     fit = [tokens for tokens in known.tolist() if (holds >= tokens).sum(axis=1).sum() >= layers]

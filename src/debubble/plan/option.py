@@ -53,7 +53,7 @@ class Headroom:
 
     def __str__(self) -> str:
         if self.bytes is None:
-            return "headroom not known: the trace does not name the device's memory"
+            return "headroom unknown: the trace does not state the device's memory"
         if self.bytes < 0:
             return (
                 f"{show_bytes(-self.bytes)} over the limit of {show_bytes(self.limit_bytes or 0)}"
@@ -219,26 +219,26 @@ def _assumed(  # noqa: C901 (a list of what may be said)
         yield from _grown(baseline)
     if source.passes.slope:
         slope = show_percent(source.passes.slope)
-        yield f"ranks share a device: each at work slows the others by {slope}"
+        yield f"ranks share a device: each active rank slows the others by {slope}"
     if change.microbatches or change.schedule:
         yield from source.wires.assumed
     if source.microbatches == 1 and change.microbatches:
-        yield "more microbatches take as long as the one in the run, each"
+        yield "each added microbatch takes as long as the recorded one"
     if change.recompute:
-        yield "recomputing runs the forward pass of all layers once more"
+        yield "recomputing repeats the forward pass of all layers"
     elif change.recompute_stages:
-        yield "recomputing runs the forward pass of the layers of these stages once more"
+        yield "recomputing repeats the forward pass of these stages"
     elif change.recompute is False:
-        yield "without recomputing, activations take memory that this run does not show"
+        yield "without recomputing, activations take memory that was not measured"
     if change.schedule not in {None, SEARCHED} and not runs(
         baseline.framework, change.schedule or ""
     ):
-        yield f"{baseline.framework} does not run {change.schedule}: it is taken as torch runs it"
+        yield f"{baseline.framework} has no {change.schedule}: simulated as torch runs it"
     if change.split is None and len(what_if.layers) != len(source.passes.layers):
         yield "layers are split evenly over the new stages"
     names = [rank.rank for rank in baseline.ranks]
     yield from (
-        f"the hop {names[here]}:{names[there]} stays {slow.times:.1f} times as slow as others"
+        f"hop {names[here]}:{names[there]} stays {slow.times:.1f} times as slow as the others"
         for (here, there), slow in source.wires.slow.items()
         if (here, there) not in dict(change.hops_ns)
     )
@@ -247,22 +247,25 @@ def _assumed(  # noqa: C901 (a list of what may be said)
 def _apart(shares: Sequence[float]) -> str:
     """Say what weight gradients take of a backward pass, and how that is known."""
     if not shares:
-        return "nothing tells what W takes of B: half is taken, and 5 % more for both apart"
+        return "weight gradients (W) take half of a backward pass, and splitting it costs 5 %"
     mean = sum(shares) / len(shares)
     if mean < _NO_WEIGHTS:
-        return "backward passes make next to no gradients of weights: apart, I takes all of B"
-    return f"W takes {show_percent(mean)} of B, as this run shows it, and both 5 % more apart"
+        return "weight gradients take almost no time: splitting the backward gains nothing"
+    return (
+        f"weight gradients (W) take {show_percent(mean)} of a backward pass (measured), and "
+        "splitting it costs 5 %"
+    )
 
 
 def _grown(baseline: Baseline) -> Iterator[str]:
     """Say how passes and messages are taken to grow with tokens."""
     if baseline.pooled is not None and not baseline.pooled.same_tokens:
-        yield "passes and messages grow with tokens as between the two runs"
+        yield "passes and messages scale with tokens as between the two runs"
         return
-    yield "passes and messages grow as tokens do: what attention adds is not in one run"
+    yield "passes scale almost linearly with tokens, messages less; attention is not measured apart"
     kinds = baseline.source.passes.growth
     if max(kinds[kind].constant for kind in kinds) > min(kinds[kind].constant for kind in kinds):
-        yield "adding to gradients takes as long with any number of tokens"
+        yield "gradient accumulation takes the same time for any number of tokens"
 
 
 def cuts_backward(baseline: Baseline, change: Change) -> bool:

@@ -49,7 +49,7 @@ from debubble.timeline.model import Timeline
 from debubble.timeline.steps import numbered
 from debubble.units import show_bytes
 
-_NEVER_ENDS = "posted as this run posts them, its messages would wait for each other in a circle"
+_NEVER_ENDS = "it would deadlock with messages posted as in this run"
 # Of all combinations of a kind so many are looked at closely and shown.
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
@@ -101,7 +101,9 @@ class Plan:
     @property
     def best(self) -> Option | None:
         """What to do first: of the recommended ones that leave training as it is."""
-        return next((one for one in self.recommended if not self.changes_training(one)), None)
+        return next(
+            (option for option in self.recommended if not self.changes_training(option)), None
+        )
 
     @property
     def first(self) -> Option | None:
@@ -118,8 +120,14 @@ class Plan:
         over = self.baseline.over_limit_bytes
         if over is None or over <= 0:
             return None
-        fits = [one for one in self.options if one.fits_memory and not self.changes_training(one)]
-        return max(fits, key=lambda one: (not self.unseen(one), one.throughput_gain), default=None)
+        fits = [
+            option
+            for option in self.options
+            if option.fits_memory and not self.changes_training(option)
+        ]
+        return max(
+            fits, key=lambda option: (not self.unseen(option), option.throughput_gain), default=None
+        )
 
     def changes_training(self, option: Option) -> bool:
         """Tell whether an option trains with a larger global batch, which nobody asked for."""
@@ -133,17 +141,17 @@ class Plan:
     def unseen(self, option: Option) -> str:
         """Return why the run cannot show what an option does; empty where it can."""
         if option.change.defer_receives:
-            return "no recording shows deferred receives"
+            return "deferred receives were never measured"
         if cuts_untold(self.baseline, option.change):
-            return "the run does not show how much of a backward pass weight gradients take"
+            return "the time of weight gradients is not measured"
         if self.overlap is not None and self.overlap.slowdown is None and option.lever == "overlap":
-            return "nothing overlaps in this run"
+            return "this run has no overlap to learn from"
         if option.lever == "recompute" and option.headroom is None:
-            return "the traces do not tell how memory grows"
+            return "memory growth is unknown"
         pooled = self.baseline.pooled
         two_sizes = pooled is not None and not pooled.same_tokens
         if self.baseline.microbatch_scale(option.change) < 1 and not two_sizes:
-            return "the run has microbatches of one size (add one of another size with --also)"
+            return "this run has one microbatch size only (add a run of another size with --also)"
         return ""
 
     def baseline_for(self, option: Option) -> Baseline:
@@ -174,7 +182,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         options = replayed_options(baseline, ledger, links)
         return Plan(
             baseline=baseline,
-            options=tuple(sorted(options, key=lambda one: -one.throughput_gain)),
+            options=tuple(sorted(options, key=lambda option: -option.throughput_gain)),
             refused=(),
             partition=None,
             overlap=None,
@@ -218,7 +226,9 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     repairs = [own for own in sieve.weighed if isinstance(own, Repair)]
     options += _on_top_of_repairs(start, repairs, allowed)
     may_grow = allowed.hold == "microbatch" or not baseline.trains
-    options.sort(key=lambda one: (one.change.grows_batch and not may_grow, -one.throughput_gain))
+    options.sort(
+        key=lambda option: (option.change.grows_batch and not may_grow, -option.throughput_gain)
+    )
     return Plan(
         baseline=baseline,
         options=tuple(options),
@@ -363,8 +373,8 @@ class _Sieve:
             if not allowed.permits(idea.change, baseline.source.chunks):
                 continue
             # What is done by hand no framework is told.
-            told = replace(idea.change, by_hand=None)
-            untold = allowed.refusal_of(told, baseline.setting)
+            tellable = replace(idea.change, by_hand=None)
+            untold = allowed.refusal_of(tellable, baseline.setting)
             if isinstance(untold, CannotBeTold):
                 if idea.lever != "combined":
                     why = untold.message
@@ -394,9 +404,9 @@ class _Sieve:
         ordered = [idea for _, idea in sorted(timed, key=lambda pair: pair[0])]
         # Where nothing tells what weights take, what cuts backward passes can only be tried: the
         # best that can be promised is not left out for it.
-        told = (idea for idea in ordered[shown:] if not cuts_untold(baseline, idea.change))
+        tellable = (idea for idea in ordered[shown:] if not cuts_untold(baseline, idea.change))
         untold = all(cuts_untold(baseline, idea.change) for idea in ordered[:shown])
-        return [*ordered[:shown], *islice(told, int(untold))]
+        return [*ordered[:shown], *islice(tellable, int(untold))]
 
     def _best_with_split(self, schedules: Sequence[Idea]) -> list[Idea]:
         """Return the best few schedules, each with the best split where it has as many stages.
@@ -414,7 +424,7 @@ class _Sieve:
             if all_fit(headroom_after(baseline, change)) is not False:
                 with suppress(OrderCycle):
                     timed.append((self._latency_s(change), number, idea))
-        return [idea for _, _, idea in sorted(timed, key=lambda one: one[:2])[:_COMBINED]]
+        return [idea for _, _, idea in sorted(timed, key=lambda option: option[:2])[:_COMBINED]]
 
     def _latency_s(self, change: Change) -> float:
         """Return the batch latency of a change by means; many are asked for more than once."""

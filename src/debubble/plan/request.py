@@ -58,7 +58,7 @@ class Tokens:
             measured = self.of_run(baseline)
             if measured is None:
                 raise UsageError(
-                    "how many tokens a microbatch has as it is cannot be told",
+                    "the tokens of a microbatch are unknown",
                     hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
                 )
             scale /= measured
@@ -129,10 +129,10 @@ def gaps_of(baseline: Baseline) -> Iterator[Gap]:
     layers = {row.stage: row.layers for rank in baseline.ranks for row in rank.layers}
     shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
     if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
-        said, seen = (",".join(map(str, split)) for split in (stated, shown))
+        stated_layers, seen = (",".join(map(str, split)) for split in (stated, shown))
         yield Gap(
             code=Code.LAYERS_DIFFER,
-            message=f"--layers says {said}, and the traces show {seen}",
+            message=f"--layers says {stated_layers}, and the traces show {seen}",
             hint="leave --layers out, unless its layers are not alike",
         )
 
@@ -204,9 +204,7 @@ class ChangeRequest:
         if order is not None:
             microbatches = 1 + max(action.microbatch for actions in order for action in actions)
         if self.hold is not None and microbatches is None:
-            raise UsageError(
-                "--hold says something of --microbatches only", hint="add --microbatches N"
-            )
+            raise UsageError("--hold needs --microbatches", hint="add --microbatches N")
         if microbatches == baseline.source.microbatches:
             microbatches = None
         if microbatches is not None and microbatches < 1:
@@ -293,7 +291,7 @@ def _hops_ns(
         hint = "record with record_shapes=True"
         if baseline.ranks[0].timers:
             hint = "give the table a column of bytes, in the rows of sends or receives"
-        raise UsageError("nothing tells how large messages are", hint=hint)
+        raise UsageError("the size of messages is unknown", hint=hint)
     found = {}
     for text in asked:
         read = _HOP.fullmatch(text.strip())

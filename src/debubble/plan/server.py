@@ -257,28 +257,28 @@ def plan_server(model: ServerModel, *, limit: int | None = None) -> tuple[Server
     options = [predict(model, setting, limit=limit) for setting in settings]
     best = {
         kind: max(
-            (one for one in options if one.kinds == (kind,) and not one.refused),
-            key=lambda one: one.gain,
+            (option for option in options if option.kinds == (kind,) and not option.refused),
+            key=lambda option: option.gain,
             default=None,
         )
         for kind in ("in_flight", "split", "hop")
     }
-    gains = [one for one in best.values() if one is not None and one.gain > 0]
-    gains.sort(key=lambda one: -one.gain)
-    for number, one in enumerate(gains[1:], start=1):
+    gains = [option for option in best.values() if option is not None and option.gain > 0]
+    gains.sort(key=lambda option: -option.gain)
+    for number, option in enumerate(gains[1:], start=1):
         # The best alone, and with each other that makes it better still.
         gains[number] = gains[number - 1]
         changed = {
-            name: getattr(one.setting, name)
+            name: getattr(option.setting, name)
             for name in ("in_flight", "layers", "repaired")
-            if getattr(one.setting, name) != getattr(now, name)
+            if getattr(option.setting, name) != getattr(now, name)
         }
         both = predict(model, replace(gains[number - 1].setting, **changed), limit=limit)
         if both.gain > gains[number - 1].gain + WORTH and not both.refused:
             gains[number] = both
     if gains and gains[-1] not in options:
         options.append(gains[-1])
-    return tuple(sorted(options, key=lambda one: (bool(one.refused), -one.gain)))
+    return tuple(sorted(options, key=lambda option: (bool(option.refused), -option.gain)))
 
 
 def _requests(model: ServerModel) -> list[int]:

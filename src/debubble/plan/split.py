@@ -114,8 +114,8 @@ def best_split(
     source = baseline.source
     if source.split is None:
         raise UsageError(
-            "how many layers each stage has is not known",
-            hint="say it with --layers, such as 4,4,4,4",
+            "the layers of each stage are unknown",
+            hint="give --layers, such as 4,4,4,4",
         )
     bases = [
         base
@@ -127,7 +127,7 @@ def best_split(
         raise UsageError(
             f"a layer takes {apart:.1f} times as long on one stage as on another: these layers are"
             " not alike",
-            hint="say how many each stage holds with --layers",
+            hint="give the layers of each stage: --layers",
         )
     problem = _problem_of(baseline, change, sum(source.split), memory, empty_ends=empty_ends)
     given = source.split if problem.stage_count == len(source.split) else None

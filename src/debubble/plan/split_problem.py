@@ -199,9 +199,11 @@ def split_memory(
             + costs.layer_gradient_bytes * held.reduced
         )
         row = int(level.sum(axis=1).argmax())
-        mine = list(held.stages)
-        each[mine] = costs.layer_static_bytes + level[row]
-        fixed[mine] = (peak.peak_bytes - float(each[mine].sum()) * layers / stages) / len(mine)
+        own_slots = list(held.stages)
+        each[own_slots] = costs.layer_static_bytes + level[row]
+        fixed[own_slots] = (peak.peak_bytes - float(each[own_slots].sum()) * layers / stages) / len(
+            own_slots
+        )
     return SplitMemory(
         layer_bytes=np.repeat(each[:, None], layers, axis=1),
         stage_bytes=fixed,
@@ -338,10 +340,10 @@ def _bound_by_average(problem: SplitProblem, part: Part, away: F64) -> float:
     waits = away.min(axis=1)
     total, speed = problem.microbatches * float(of_layers.sum()), 0.0
     for rank in range(problem.ranks):
-        mine = np.flatnonzero(problem.rank == rank)
-        slowness = float(problem.slowness[mine].min())
-        fixed = problem.microbatches * float(of_stages[mine].sum())
-        total += (float(waits[mine[0]]) + fixed) / slowness
+        own_slots = np.flatnonzero(problem.rank == rank)
+        slowness = float(problem.slowness[own_slots].min())
+        fixed = problem.microbatches * float(of_stages[own_slots].sum())
+        total += (float(waits[own_slots[0]]) + fixed) / slowness
         speed += 1 / slowness
     return total / speed
 

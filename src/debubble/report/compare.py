@@ -35,21 +35,21 @@ _UNPROFILED = " *"
 _SHOWN = 0.0005
 
 
-def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
+def compare_page(answer: CompareAnswer, next_command: str = "") -> Page:
     """Lay out the verdict, the numbers behind it, memory, and what else differs."""
-    notes = [f"times: {found.basis}", *found.notes]
-    page = Page(answer=found.sentence, notes=notes, next_command=next_command)
-    page.findings = list(found.reasons) if found.verdict != Verdict.NOT_COMPARABLE else []
-    if found.predicted is not None:
-        sentence = found.predicted.sentence
-        page.findings.insert(0, f"{found.predicted.change}: {sentence}.")
-    numbers = Table(columns=("number", "before", "after", "change", "95 % of it in", "p", "n"))
-    for name, delta in found.delta.items():
+    notes = [f"times: {answer.basis}", *answer.notes]
+    page = Page(answer=answer.sentence, notes=notes, next_command=next_command)
+    page.findings = list(answer.reasons) if answer.verdict != Verdict.NOT_COMPARABLE else []
+    if answer.predicted is not None:
+        sentence = answer.predicted.sentence
+        page.findings.insert(0, f"{answer.predicted.change}: {sentence}.")
+    numbers = Table(columns=("number", "before", "after", "change", "95 % CI", "p", "n"))
+    for name, delta in answer.delta.items():
         first, second = delta.before, delta.after
         if first is None and second is None:
             continue
         numbers.add(
-            label_of(found, name) + (" (decides)" if name == found.decided_by else ""),
+            label_of(answer, name) + (" (decides)" if name == answer.decided_by else ""),
             show_figure(name, first.median if first else None),
             show_figure(name, second.median if second else None),
             show_delta(name, delta.change),
@@ -58,39 +58,37 @@ def compare_page(found: CompareAnswer, next_command: str = "") -> Page:
             f"{first.n if first else 0}, {second.n if second else 0}",
         )
     memory = Table(columns=("rank", "peak before", "peak after", "left after", ""))
-    for change in found.memory:
+    for change in answer.memory:
         memory.add(
             str(change.rank),
             show_known(change.before_bytes, show_bytes),
             show_known(change.after_bytes, show_bytes),
-            show_known(change.headroom_bytes, show_bytes, "not known"),
+            show_known(change.headroom_bytes, show_bytes, "unknown"),
             "unsafe" if change.unsafe else "",
         )
-    page.tables = [numbers, *_cause_tables(found), *([memory] if found.memory else [])]
-    if found.setting or found.environment:
+    page.tables = [numbers, *_cause_tables(answer), *([memory] if answer.memory else [])]
+    if answer.setting or answer.environment:
         differs = Table(columns=("differs", "before", "after"))
-        every = (*found.setting, *found.environment)
+        every = (*answer.setting, *answer.environment)
         differs.rows = [(each.what, each.before, each.after) for each in every]
         page.tables.append(differs)
-    page.gaps = list(found.warnings)
+    page.gaps = list(answer.warnings)
     return page
 
 
-def _cause_tables(found: CompareAnswer) -> list[Table]:
+def _cause_tables(answer: CompareAnswer) -> list[Table]:
     """Lay out where the time went on both sides; nothing where a side has no account."""
-    if not found.causes:
+    if not answer.causes:
         return []
-    table = Table(
-        columns=("cause", "before", "after", "change"), title="where the time goes, on both sides"
-    )
-    for one in found.causes:
-        if max(one.before_fraction, one.after_fraction) < _SHOWN:
+    table = Table(columns=("cause", "before", "after", "change"), title="where the time goes")
+    for cause_change in answer.causes:
+        if max(cause_change.before_fraction, cause_change.after_fraction) < _SHOWN:
             continue
-        change = one.after_fraction - one.before_fraction
+        change = cause_change.after_fraction - cause_change.before_fraction
         table.add(
-            one.cause.replace("_", " "),
-            show_share(one.before_fraction),
-            show_share(one.after_fraction),
+            cause_change.cause.replace("_", " "),
+            show_share(cause_change.before_fraction),
+            show_share(cause_change.after_fraction),
             show_delta("bubble", change),
         )
     return [table]
@@ -119,8 +117,8 @@ _FORMULA = ("=", "+", "-", "@", "|", "%")
 def history_page(records: Sequence[Record]) -> Page:
     """List records, a line each, oldest first."""
     names = len({record.name for record in records})
-    said = f"{counted(len(records), 'measurement')} of {counted(names, 'name')}"
-    page = Page(answer=f"{said} in the history.")
+    heading = f"{counted(len(records), 'measurement')} of {counted(names, 'name')}"
+    page = Page(answer=f"{heading} in the history.")
     if not records:
         page.answer = "The history is empty."
         page.next_command = "debubble history add TRACES --name NAME"

@@ -18,6 +18,7 @@ from debubble.report.answers.find import (
 from debubble.report.answers.ledger import (
     WITHOUT_TRACE,
     AccountPart,
+    NamedCause,
     WaitedFor,
     say_rates,
     say_remedy,
@@ -50,6 +51,10 @@ from debubble.units import (
 
 # Pipelines of one job that differ by less take as long: steps vary by as much.
 _SEVERAL, _SLOWER = 2, 0.02
+# Bullets of the short answer.
+_MOST_FINDINGS = 5
+# A cause that takes less of every rank shares a row with others.
+_SMALL = 0.02
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 # As many ranks as fit beside each other on a terminal.
@@ -60,95 +65,138 @@ _FOLDED_COLUMNS = 5
 _MOST_REPLICAS = 8
 
 
-def find_page(found: FindAnswer, next_command: str = "") -> Page:
-    """Lay out the answer: the bubble against theory, why and whose it is, then stages and hops."""
-    page = Page(answer=found.verdict)
-    sentences = [f"{named.sentence}." for named in found.named]
-    if found.bottleneck is not None:
-        sentences.insert(0, f"{found.bottleneck.sentence}.")
-    if found.ledger is not None and any(
-        pipeline.missing_ranks
-        for pipeline in found.pipelines
-        if pipeline.pipeline == found.shown_pipeline
-    ):
-        sentences.append(f"{WITHOUT_TRACE}.")
-    page.findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
-    if found.replicas is not None:
-        first = 0 if found.replicas.verdict == DRAGS else len(page.findings)
-        if found.named and found.named[0].cause == Cause.WORKER and found.bottleneck is None:
-            first = max(first, 1)  # the device comes before the replica that it drags
-        page.findings.insert(first, found.replicas.sentence)
+def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = True) -> Page:
+    """Lay out the answer: the bubble against theory, why and whose it is.
+
+    Stages, memory, hops, hosts and facts of the job are its details; so is all from the sixth
+    cause on.
+    """
+    page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
+    page.findings = _findings(answer, answer.named)
+    causes = [cause_table(answer.ledger, answer)] if answer.ledger else []
+    if not details:
+        # What two causes cost together says what each of them does.
+        joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
+        named = [named for named in answer.named if named.cause not in joint]
+        page.findings = _findings(answer, named)[:_MOST_FINDINGS]
+        page.tables = causes or [_stage_table(answer.stages)]
+        more = "; more: --details" if next_command else ""
+        page.notes = [f"{_say_run(answer)}; times: {answer.basis}{more}"]
+        return page
     notes = [
-        say_framework(found),
-        _say_run(found),
-        _say_slowest(found.pipelines, streams=found.stream is not None),
-        _say_job(found),
-        _say_profiler(found),
-        _say_late(found),
-        *(found.stream.scheduler.notes if found.stream and found.stream.scheduler else ()),
-        _say_shape(found),
-        _say_outside(found),
-        *_say_no_more_microbatches(found),
-        _say_side_work(found),
-        *(say_rates(found.rates) if saving_tables(found) else ()),
+        say_framework(answer),
+        _say_run(answer),
+        _say_peaks(answer),
+        _say_slowest(answer.pipelines, streams=answer.stream is not None),
+        _say_job(answer),
+        _say_profiler(answer),
+        _say_late(answer),
+        *(answer.stream.scheduler.notes if answer.stream and answer.stream.scheduler else ()),
+        _say_shape(answer),
+        _say_outside(answer),
+        *_say_no_more_microbatches(answer),
+        _say_side_work(answer),
+        *(say_rates(answer.rates) if saving_tables(answer) else ()),
     ]
     page.notes = [note for note in notes if note]
     page.tables = [
-        *([cause_table(found.ledger, *_of_what(found))] if found.ledger else []),
-        *saving_tables(found),
-        *([_phase_table(found)] if found.stream and found.stream.phases else []),
-        *([_host_table(found.stream.hosts)] if found.stream and found.stream.hosts else []),
-        *([_replica_table(found.replicas)] if found.replicas else []),
-        *([_pipeline_table(found)] if len(found.pipelines) > 1 else []),
-        _stage_table(found.stages),
-        *memory_tables(found),
-        *([_hop_table(found.hops)] if found.hops else []),
+        *causes,
+        *saving_tables(answer),
+        *([_phase_table(answer)] if answer.stream and answer.stream.phases else []),
+        *([_host_table(answer.stream.hosts)] if answer.stream and answer.stream.hosts else []),
+        *([_replica_table(answer.replicas)] if answer.replicas else []),
+        *([_pipeline_table(answer)] if len(answer.pipelines) > 1 else []),
+        _stage_table(answer.stages),
+        *memory_tables(answer),
+        *([_hop_table(answer.hops)] if answer.hops else []),
     ]
-    page.gaps = list(found.warnings)
-    page.next_command = next_command
     return page
 
 
-def _of_what(found: FindAnswer) -> tuple[float | None, str]:
-    """Return what shares are of, and its name: a step's batch, or a batch's turn in a stream."""
-    if found.stream is not None:
-        return found.stream.turn_s, "the time"
-    return found.numbers.batch_latency_s, "the batch"
+def _parts(named: NamedCause) -> list[str]:
+    return named.cause.split("+")
 
 
-def cause_table(account: AccountPart, whole_s: float | None, of: str = "the batch") -> Table:
-    """Lay out causes by rank, as shares of the batch, with whom was waited for most."""
+def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
+    """Return the causes in sentences: what is larger than the bubble first, then by saving."""
+    sentences = [f"{named.sentence}." for named in causes]
+    if answer.bottleneck is not None:
+        sentences.insert(0, f"{answer.bottleneck.sentence}.")
+    if answer.ledger is not None and any(
+        pipeline.missing_ranks
+        for pipeline in answer.pipelines
+        if pipeline.pipeline == answer.shown_pipeline
+    ):
+        sentences.append(f"{WITHOUT_TRACE}.")
+    findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
+    if answer.replicas is not None:
+        first = 0 if answer.replicas.verdict == DRAGS else len(findings)
+        if answer.named and answer.named[0].cause == Cause.WORKER and answer.bottleneck is None:
+            first = max(first, 1)  # the device comes before the replica that it drags
+        findings.insert(first, answer.replicas.sentence)
+    return findings
+
+
+def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
+    """Lay out causes by rank, as shares of the batch, what fixing them saves, and who caused them.
+
+    Small ones share a row; what is unexplained has its own.
+    """
+    of, whole_s = "the batch", answer.numbers.batch_latency_s
+    if answer.stream is not None:
+        of, whole_s = "the time", answer.stream.turn_s
     by_wait = sorted(
-        range(len(account.ranks)), key=lambda place: account.ranks[place].shares[Cause.COMPUTE]
+        range(len(account.ranks)), key=lambda index: account.ranks[index].shares[Cause.COMPUTE]
     )
     few = len(account.ranks) <= _RANK_COLUMNS
     shown = [
-        account.ranks[place]
-        for place in sorted(by_wait[: _RANK_COLUMNS if few else _FOLDED_COLUMNS])
+        account.ranks[index]
+        for index in sorted(by_wait[: _RANK_COLUMNS if few else _FOLDED_COLUMNS])
     ]
     title = f"where the time goes, share of {of}"
     if len(shown) < len(account.ranks):
         title += f" ({len(shown)} of {len(account.ranks)} ranks: those that wait most)"
+    saved = {saving.cause: saving.saved_s for saving in answer.savings or ()}
+    spare = "per step" if account.steps else "per batch"
     table = Table(
         columns=(
             "cause",
             *(f"rank {rank.rank}" for rank in shown),
             "all",
-            "a step" if account.steps else "a batch",
+            spare,
+            "fixing saves",
             "waited for most",
         ),
         title=title,
+        spare=(spare,),
     )
+    small = []
     for cause, share in account.shares.items():
-        if account.causes[cause]:
-            most = next((culprit for culprit in account.culprits if culprit.cause == cause), None)
-            table.add(
-                cause.replace("_", " "),
-                *(show_share(rank.shares[cause]) for rank in shown),
-                show_share(share),
-                show_seconds(share * (whole_s or 0.0)),
-                _say_waited_for(most) if most else "",
-            )
+        most = max(rank.shares[cause] for rank in account.ranks)
+        if most < _SMALL and cause != Cause.UNEXPLAINED:
+            small += [cause] if share else []
+            continue
+        if not account.causes[cause]:
+            continue
+        culprit = next((each for each in account.culprits if each.cause == cause), None)
+        fixed = saved.get(cause, 0.0)
+        table.add(
+            cause.replace("_", " "),
+            *(show_share(rank.shares[cause]) for rank in shown),
+            show_share(share),
+            show_seconds(share * (whole_s or 0.0)),
+            show_seconds(fixed) if fixed >= MATTERS / 2 * (whole_s or 0.0) else "",
+            _say_waited_for(culprit) if culprit else "",
+        )
+    if small:
+        table.add(
+            "smaller causes",
+            *(show_share(sum(rank.shares[cause] for cause in small)) for rank in shown),
+            show_share(sum(account.shares[cause] for cause in small)),
+            show_seconds(sum(account.shares[cause] for cause in small) * (whole_s or 0.0)),
+            "",
+            "",
+        )
     return table
 
 
@@ -160,20 +208,20 @@ def _say_waited_for(culprit: WaitedFor) -> str:
     return f"host of rank {culprit.rank}"
 
 
-def saving_tables(found: FindAnswer) -> list[Table]:
+def saving_tables(answer: FindAnswer) -> list[Table]:
     """Lay out what removing each cause would buy; nothing where nothing would."""
     worth = [
         saving
-        for saving in found.savings or ()
+        for saving in answer.savings or ()
         if saving.saved_fraction >= MATTERS / 2 and saving.cause != ALL
     ]
-    if not worth or found.replay is None:
+    if not worth or answer.replay is None:
         return []
-    error = show_share(abs(found.replay.error_fraction or 0.0))
-    what, takes = ("batches", "a batch takes") if found.stream else ("steps", "batch latency")
+    error = show_share(abs(answer.replay.error_fraction or 0.0))
+    what, takes = ("batches", "a batch takes") if answer.stream else ("steps", "batch latency")
     table = Table(
-        columns=("with", takes, "saved", "share", *worth_columns(found.rates)),
-        title=f"what it would buy, by replaying the measured {what} (error of the replay: {error})",
+        columns=("what if", takes, "saved", "share", *worth_columns(answer.rates)),
+        title=f"what fixing it would save (replay of the measured {what}, error {error})",
     )
     table.rows = [
         (
@@ -181,23 +229,23 @@ def saving_tables(found: FindAnswer) -> list[Table]:
             show_seconds(saving.batch_latency_s),
             show_seconds(saving.saved_s),
             show_share(saving.saved_fraction),
-            *worth_cells(found.rates, saving.worth),
+            *worth_cells(answer.rates, saving.worth),
         )
         for saving in worth
     ]
-    return [table, *_microbatch_table(found)]
+    return [table, *_microbatch_table(answer)]
 
 
-def _microbatch_table(found: FindAnswer) -> list[Table]:
+def _microbatch_table(answer: FindAnswer) -> list[Table]:
     """Lay out what twice the microbatches would do, as `plan` has it."""
-    more = found.more_microbatches
+    more = answer.more_microbatches
     if more is None or not more.options:
         return []
     table = Table(
-        columns=("with", "batch latency", "throughput", "80 % interval"),
-        title="what more microbatches would do, by simulating them as plan does",
+        columns=("what if", "batch latency", "throughput", "80 % interval"),
+        title="more microbatches (simulated)",
     )
-    table.add("as it is", show_seconds(found.numbers.batch_latency_s or 0.0), "", "")
+    table.add("unchanged", show_seconds(answer.numbers.batch_latency_s or 0.0), "", "")
     for option in more.options:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         table.add(
@@ -209,19 +257,19 @@ def _microbatch_table(found: FindAnswer) -> list[Table]:
     return [table]
 
 
-def _say_no_more_microbatches(found: FindAnswer) -> list[str]:
+def _say_no_more_microbatches(answer: FindAnswer) -> list[str]:
     """Say why more microbatches are not priced."""
-    more = found.more_microbatches
+    more = answer.more_microbatches
     if more is None:
         return []
     unpriced = [more.unpriced] if more.unpriced else []
     return [f"more microbatches, not predicted: {why}" for why in (*unpriced, *more.refused)]
 
 
-def _phase_table(found: FindAnswer) -> Table:
+def _phase_table(answer: FindAnswer) -> Table:
     """Lay out what batches of each phase take on the stage where they take longest."""
     table = Table(columns=("phase", "batches", "tokens", "longest pass", "on stage", "device"))
-    for part in found.stream.phases if found.stream else ():
+    for part in answer.stream.phases if answer.stream else ():
         longest = max(range(len(part.pass_s)), key=lambda stage: part.pass_s[stage])
         table.add(
             part.phase,
@@ -234,31 +282,31 @@ def _phase_table(found: FindAnswer) -> Table:
     return table
 
 
-def _replica_table(found: ReplicasPart) -> Table:
+def _replica_table(answer: ReplicasPart) -> Table:
     """List the replicas, or those that come last of many."""
     table = Table(columns=("replica", "ranks", "late by", "last in", "waits a step"))
-    rows = sorted(found.replicas, key=lambda row: (-(row.late_s or 0), row.replica))
+    rows = sorted(answer.replicas, key=lambda row: (-(row.late_s or 0), row.replica))
     for row in sorted(rows[:_MOST_REPLICAS], key=lambda row: row.replica):
         sign = "-" if (row.late_s or 0) < 0 else ""
         table.add(
             str(row.replica),
             show_members(row.ranks),
             UNKNOWN if row.late_s is None else f"{sign}{show_seconds(abs(row.late_s))}",
-            f"{row.last_steps} of {len(found.steps)}",
+            f"{row.last_steps} of {len(answer.steps)}",
             show_seconds(row.waited_s / max(1, len(row.ranks))),
         )
     return table
 
 
-def _pipeline_table(found: FindAnswer) -> Table:
+def _pipeline_table(answer: FindAnswer) -> Table:
     """Lay out pipelines: the one shown in full, those that stand out, the others as one."""
     table = Table(columns=("pipeline", "ranks", "bubble", "batch latency", "peak memory"))
     for name, lines in fold(
-        found.pipelines,
+        answer.pipelines,
         FEW // 2,
         lambda line: line.bubble_fraction,
         lambda line: line.batch_latency_s,
-        keep=lambda line: line.pipeline == found.shown_pipeline,
+        keep=lambda line: line.pipeline == answer.shown_pipeline,
     ):
         table.add(
             name or str(lines[0].pipeline),
@@ -286,7 +334,7 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
         for kind in {kind for _, kind in rows}:
             held = [stage for stage in stages if kind in stage.passes]
             places = farthest([stage.passes[kind].median_s for stage in held], STANDING_OUT // 2)
-            kept |= {held[place].stage for place in places}
+            kept |= {held[index].stage for index in places}
     lines = [("", kind, [stage]) for stage, kind in rows if stage.stage in kept]
     for kind in sorted({kind for _, kind in rows}, key="FBIW".find):
         others = [stage for stage, held in rows if held == kind and stage.stage not in kept]
@@ -312,16 +360,16 @@ def _layers_shown(alike: Sequence[StagePart]) -> str:
     return " + ".join(f"{kind.layers} {kind.name}" for kind in kinds)
 
 
-def memory_tables(found: FindAnswer) -> list[Table]:
+def memory_tables(answer: FindAnswer) -> list[Table]:
     """Lay out what ranks hold: what a microbatch in flight takes decides what fits."""
     known = [
         rank
-        for rank in found.memory
+        for rank in answer.memory
         if rank.per_microbatch_bytes is not None or rank.static_bytes is not None
     ]
     if not known:
         return []
-    in_flight = () if found.stream else ("a microbatch in flight", "in flight")
+    in_flight = () if answer.stream else ("a microbatch in flight", "in flight")
     table = Table(columns=("rank", "static", *in_flight, "peak"), title="memory, by rank")
     for name, ranks in fold(known, FEW // 2, lambda rank: rank.peak_bytes, count=STANDING_OUT // 2):
         of_microbatches = (
@@ -354,13 +402,13 @@ def _hop_table(hops: Sequence[HopPart]) -> Table:
     return table
 
 
-def say_framework(found: FindAnswer) -> str:
+def say_framework(answer: FindAnswer) -> str:
     """Say whose framework ran it and how it divides the job; empty where nothing tells."""
-    known: FrameworkPart = found.run.framework
+    known: FrameworkPart = answer.run.framework
     if known.name is None:
         return ""
     name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.name, known.name)
-    shown = next(line for line in found.pipelines if line.pipeline == found.shown_pipeline)
+    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     sizes = {
         "pipeline": len(shown.ranks) + len(shown.missing_ranks),
         "tensor": known.tensor,
@@ -373,18 +421,18 @@ def say_framework(found: FindAnswer) -> str:
     if known.microbatch_size is not None:
         samples = counted(known.microbatch_size, "sample")
         parts.append(f"microbatches of {samples} x {show_count(known.sequence or 0)} tokens")
-        if found.run.microbatches:
-            batch = known.microbatch_size * found.run.microbatches * (known.data or 1)
+        if answer.run.microbatches:
+            batch = known.microbatch_size * answer.run.microbatches * (known.data or 1)
             parts.append(f"batch of {counted(batch, 'sample')}")
     if known.recomputes:
         parts.append("activations recomputed")
     return f"{name}: {', '.join(parts)}"
 
 
-def _say_run(found: FindAnswer) -> str:
-    """Say which ranks, under which schedule, how long a batch takes, and what it holds."""
-    run, numbers, stream = found.run, found.numbers, found.stream
-    shown = next(line for line in found.pipelines if line.pipeline == found.shown_pipeline)
+def _say_run(answer: FindAnswer) -> str:
+    """Say which ranks, under which schedule, and how long a batch takes."""
+    run, numbers, stream = answer.run, answer.numbers, answer.stream
+    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     schedule = run.schedule or "schedule unknown"
     if run.stated is not None:
         stated = run.stated
@@ -395,12 +443,12 @@ def _say_run(found: FindAnswer) -> str:
         )
     parts = [f"ranks {show_members(shown.ranks)}", schedule]
     if stream is not None:
-        parts[1] = "no batch was captured from the first stage to the last"
+        parts[1] = "no batch was captured from first to last stage"
         if numbers.batch_latency_s is not None and stream.batch_latency_p95_s is not None:
             parts[1] = (
-                f"batch latency {show_seconds(numbers.batch_latency_s)} in the middle of "
-                f"{counted(stream.batches, 'batch', 'batches')}, p95 "
-                f"{show_seconds(stream.batch_latency_p95_s)}"
+                f"batch latency median {show_seconds(numbers.batch_latency_s)}, p95 "
+                f"{show_seconds(stream.batch_latency_p95_s)} "
+                f"({counted(stream.batches, 'batch', 'batches')})"
             )
             if numbers.microbatches_per_s:
                 parts[1] += f"; {show_number(numbers.microbatches_per_s)} batches/s"
@@ -409,11 +457,14 @@ def _say_run(found: FindAnswer) -> str:
         parts.append(f"batch latency {show_seconds(numbers.batch_latency_s)} (median of {steps})")
     if run.framework.recomputes and run.framework.name is None:
         parts.append("activations recomputed")
-    peaks = [peak for peak in numbers.peak_memory_bytes if peak is not None]
-    if peaks:
-        few = " ".join(show_bytes(peak) for peak in peaks)
-        parts.append(f"peak memory {few if len(peaks) <= FEW else show_range(peaks, show_bytes)}")
     return "; ".join(parts)
+
+
+def _say_peaks(answer: FindAnswer) -> str:
+    peaks = [peak for peak in answer.numbers.peak_memory_bytes if peak is not None]
+    few = " ".join(map(show_bytes, peaks))
+    shown = few if len(peaks) <= FEW else show_range(peaks, show_bytes)
+    return f"peak memory by rank: {shown}" if peaks else ""
 
 
 def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
@@ -430,39 +481,45 @@ def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
     if known[slowest] < (1 + _SLOWER) * others:
         return ""
     takes, elsewhere = show_seconds(known[slowest]), show_seconds(others)
-    return f"slowest: pipeline {slowest}, a batch takes {takes}, {elsewhere} in the others"
+    return f"slowest: pipeline {slowest}, {takes} a batch (median of the others: {elsewhere})"
 
 
-def _say_job(found: FindAnswer) -> str:
+def _say_job(answer: FindAnswer) -> str:
     """Say on which basis times are, and what a step takes unprofiled, where the job timed it."""
-    job, batch, said = found.job, found.numbers.unprofiled_batch_latency_s, say_basis(found.basis)
+    job, batch, sentence = (
+        answer.job,
+        answer.numbers.unprofiled_batch_latency_s,
+        say_basis(answer.basis),
+    )
     if job is None or job.unprofiled_step_time_s is None or job.overhead_fraction is None:
-        return said
+        return sentence
     timed = f"median of {counted(job.steps_timed, 'step')}"
-    said += f"; unprofiled: a step takes {show_seconds(job.unprofiled_step_time_s)} ({timed})"
+    sentence += f"; unprofiled: {show_seconds(job.unprofiled_step_time_s)} a step ({timed})"
     if batch is not None:
         return (
-            f"{said}, a batch about {show_seconds(batch)}; the capture itself costs "
+            f"{sentence}, about {show_seconds(batch)} a batch; profiling overhead "
             f"{show_gain(job.overhead_fraction)}"
         )
     if job.overhead_fraction > 0:
-        return said
+        return sentence
     by = show_percent(-job.overhead_fraction)
-    return f"{said}, {by} less when profiled: something else slowed unprofiled steps"
+    return f"{sentence}; profiled steps were {by} faster: the unprofiled ones were disturbed"
 
 
-def _say_late(found: FindAnswer) -> str:
+def _say_late(answer: FindAnswer) -> str:
     """Say whom ranks wait for in collectives of their stage, where that takes some time."""
-    account = found.ledger
+    account = answer.ledger
     if account is None or account.shares[Cause.COLLECTIVE_WAIT] < MATTERS:
         return ""
-    pairs = ", ".join(f"{one.rank} for {one.late_rank}" for one in account.late_in_collectives)
-    return f"in collectives of a stage ranks wait most: {pairs}"
+    pairs = ", ".join(
+        f"rank {late.rank} for rank {late.late_rank}" for late in account.late_in_collectives
+    )
+    return f"waits in collectives of a stage: {pairs}"
 
 
 def _host_table(hosts: Sequence[HostPart]) -> Table:
     """Lay out what each host does with the time of a batch."""
-    columns = ("host of rank", "launches", "hands over", "receives", "kept by device", "the rest")
+    columns = ("host of rank", "launch", "send", "receive", "synchronise", "other")
     table = Table(columns=columns)
     for host in hosts:
         table.add(
@@ -476,51 +533,50 @@ def _host_table(hosts: Sequence[HostPart]) -> Table:
     return table
 
 
-def _say_profiler(found: FindAnswer) -> str:
+def _say_profiler(answer: FindAnswer) -> str:
     """Say what the server did without the profiler; empty where it is no stream."""
-    if found.stream is None or not found.stream.phases:
+    if answer.stream is None or not answer.stream.phases:
         return ""
-    noted = found.stream.profiler
+    noted = answer.stream.profiler
     if noted is None:
-        return "what the profiler itself costs is not known: capture with --server to have it noted"
+        return "profiling overhead unknown: capture with --server to measure it"
     if noted.slowdown is None:
-        said = "what the profiler costs is not known: too little of the same was served around it"
+        sentence = "profiling overhead unknown: too little comparable load around the capture"
     else:
-        said = (
-            f"without the profiler a token took {1 / noted.slowdown:.2f} of what it took under it"
-        )
+        sentence = f"unprofiled, a token took {1 / noted.slowdown:.2f} of its profiled time"
     captured = noted.captured_tokens_out_per_s
     if captured is not None:
-        said += f"; {show_number(captured)} tokens/s out profiled, decode alone"
+        sentence += f"; {show_number(captured)} tokens/s out profiled, decode only"
     if noted.tokens_out_per_s is not None:
-        said += f"; {show_number(noted.tokens_out_per_s)} tokens/s out unprofiled"
+        sentence += f"; {show_number(noted.tokens_out_per_s)} tokens/s out unprofiled"
     if noted.tpot_s is not None:
-        said += f", {show_seconds(noted.tpot_s)} a token"
-    return said
+        sentence += f", {show_seconds(noted.tpot_s)} a token"
+    return sentence
 
 
-def _say_shape(found: FindAnswer) -> str:
-    shape = found.shape
+def _say_shape(answer: FindAnswer) -> str:
+    shape = answer.shape
     if shape is None:
-        return "no waits between passes" if found.run.steps else ""
-    places = {"everywhere": "on all ranks alike", "middle": "mostly in the middle of the pipeline"}
+        return "no waits between passes" if answer.run.steps else ""
+    places = {"everywhere": "on all ranks", "middle": "mostly on the middle ranks"}
     where = places.get(shape.where, f"mostly on the {shape.where} rank")
-    evenness = "jagged" if shape.jagged_fraction > _JAGGED else "even"
-    middle = show_seconds(shape.median_wait_s)
-    return f"waits between passes: {evenness}, {middle} in the middle, {where}"
+    evenness = "vary" if shape.jagged_fraction > _JAGGED else "are even"
+    length = show_seconds(shape.median_wait_s)
+    return f"waits between passes {evenness}, median {length}, {where}"
 
 
-def _say_outside(found: FindAnswer) -> str:
+def _say_outside(answer: FindAnswer) -> str:
     parts = [
-        f"{part.replace('_', ' ')} {show_seconds(length)}" for part, length in found.outside.items()
+        f"{part.replace('_', ' ')} {show_seconds(length)}"
+        for part, length in answer.outside.items()
     ]
-    return f"between two steps: {', '.join(parts)}" if parts else ""
+    return f"between steps: {', '.join(parts)}" if parts else ""
 
 
-def _say_side_work(found: FindAnswer) -> str:
+def _say_side_work(answer: FindAnswer) -> str:
     parts = [
         f"{part.replace('_', ' ')} {show_percent(share) if share >= 0.01 else 'below 1 %'}"
-        for part, share in found.side_work.items()
+        for part, share in answer.side_work.items()
     ]
-    whole = "the time" if found.stream else "the batch"
-    return f"side work, which no pass waits for: {', '.join(parts)} of {whole}" if parts else ""
+    whole = "the time" if answer.stream else "the batch"
+    return f"side work (no pass waits for it): {', '.join(parts)} of {whole}" if parts else ""

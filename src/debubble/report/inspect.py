@@ -33,12 +33,12 @@ from debubble.units import (
 _FILES_NAMED = 2
 
 
-def inspect_page(found: InspectAnswer, next_command: str = "") -> Page:
+def inspect_page(answer: InspectAnswer, next_command: str = "") -> Page:
     """Lay out the answer: a sentence, a table, what is missing, the next command."""
-    page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
-    if found.ranks:
-        page.tables.append(rank_table(found.ranks))
-    for held in found.op_tables:
+    page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
+    if answer.ranks:
+        page.tables.append(rank_table(answer.ranks))
+    for held in answer.op_tables:
         table = Table(columns=("op", "name in the table", "rows", "total"), title=held.file)
         table.rows = [
             (
@@ -50,22 +50,22 @@ def inspect_page(found: InspectAnswer, next_command: str = "") -> Page:
             for name in held.names
         ]
         page.tables.append(table)
-    if found.lacks:
+    if answer.lacks:
         table = Table(columns=("verbs", "will lack", "record"), title="what is not in these traces")
-        for lack in found.lacks:
+        for lack in answer.lacks:
             verbs = "all others" if lack.blocks else ", ".join(lack.verbs)
             table.add(verbs, lack.lack, lack.record)
         page.tables.append(table)
-    if len(found.captures) > 1:
+    if len(answer.captures) > 1:
         names = ", ".join(
-            f"{capture.name} ({counted(len(capture.files), 'file')})" for capture in found.captures
+            f"{capture.name} ({counted(len(capture.files), 'file')})" for capture in answer.captures
         )
-        page.notes.append(f"captures here: {names}; read: {found.capture}")
-    if found.left_alone:
-        named = ", ".join(found.left_alone[:_FILES_NAMED])
-        more = len(found.left_alone) - _FILES_NAMED
+        page.notes.append(f"captures here: {names}; read: {answer.capture}")
+    if answer.left_alone:
+        named = ", ".join(answer.left_alone[:_FILES_NAMED])
+        more = len(answer.left_alone) - _FILES_NAMED
         others = f" and {counted(more, 'more file')}" if more > 0 else ""
-        page.notes.append(f"left alone, no traces: {named}{others}")
+        page.notes.append(f"ignored, not traces: {named}{others}")
     return page
 
 
@@ -133,15 +133,15 @@ _TRACES, _TABLES = "rank*.json.gz", "rank*.csv"
 def capture_page(captures: Sequence[Path], next_command: str) -> Page:
     """Say what a job left."""
     table, ranks = _folder_table(captures, ("capture", "ranks", "traces"), _TRACES)
-    said = f"{counted(len(captures), 'capture')} of {counted(ranks, 'rank')}."
-    return Page(answer=said, tables=[table], next_command=next_command)
+    sentence = f"{counted(len(captures), 'capture')} of {counted(ranks, 'rank')}."
+    return Page(answer=sentence, tables=[table], next_command=next_command)
 
 
 def meter_page(segments: Sequence[Path], next_command: str) -> Page:
     """Say what a meter left."""
     table, ranks = _folder_table(segments, ("segment", "ranks", "tables"), _TABLES)
-    said = f"{counted(len(segments), 'segment')} of {counted(ranks, 'rank')} metered."
-    return Page(answer=said, tables=[table], next_command=next_command)
+    sentence = f"{counted(len(segments), 'segment')} of {counted(ranks, 'rank')} metered."
+    return Page(answer=sentence, tables=[table], next_command=next_command)
 
 
 def _folder_table(
@@ -208,19 +208,19 @@ def _say_length(notes: ServerNotes) -> list[str]:
     seconds, under = notes.seconds_for_both, notes.during
     if seconds is None or under is None or under.first_tokens != 0:
         return []
-    said = (
-        "No prompt was answered under the profiler, so that plans are of decode alone: "
+    sentence = (
+        "No prompt was answered while profiling, so plans are of decode only: "
         f"--seconds {seconds:.0f} would hold prompts, too (and a larger max_iterations)."
     )
-    return [said]
+    return [sentence]
 
 
 def _say_harm(notes: ServerNotes) -> str:
     slowdown = notes.slowdown
     if slowdown is None:
-        return "What the profiler costs is not known: too little of the same was served around it."
+        return "Profiling overhead unknown: too little comparable load around the capture."
     how = "a token took" if notes.ratio("tpot_s") is not None else "tokens came as if each took"
-    return f"Under the profiler {how} {slowdown:.1f} times as long as around it."
+    return f"Profiled, {how} {slowdown:.1f} times as long as unprofiled."
 
 
 def _metrics_table(notes: ServerNotes) -> Table:
@@ -228,7 +228,7 @@ def _metrics_table(notes: ServerNotes) -> Table:
         columns=("server", "for", "tokens/s in", "out", "running", "waiting", "TTFT", "TPOT"),
         title="what the server says of itself",
     )
-    spans = {"before": notes.before, "under the profiler": notes.during, "after": notes.after}
+    spans = {"before": notes.before, "profiled": notes.during, "after": notes.after}
     for name, span in spans.items():
         if span is None:
             continue

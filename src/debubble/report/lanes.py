@@ -155,9 +155,9 @@ def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
     lines = [Text(f"{frame.name}; a column is {view.column}")]
     for rank in frame.ranks:
         arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
-        mine = frame.passes.where(frame.passes.rank == rank.rank)
+        held = frame.passes.where(frame.passes.rank == rank.rank)
         idle = _idle(arrivals, [wait for wait in waits if wait.rank == rank.rank], view)
-        lines += _lane(mine, idle, rank, view)
+        lines += _lane(held, idle, rank, view)
     lines.append(Text(_axis(view), style="dim"))
     return [*lines, *_legend(frame, margin + columns), *_longest(frame.waits)]
 

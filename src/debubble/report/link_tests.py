@@ -187,6 +187,6 @@ def _about(measured: HopTestResult) -> str:
     hosts = len({place.host for place in measured.places})
     return (
         f"{counted(len(measured.places), 'rank')} on {counted(hosts, 'host')}, {measured.backend};"
-        f" {samples} messages of each size, of which a tenth was quicker than told;"
+        f" {samples} messages of each size, the 10th percentile is listed;"
         " one hop at a time"
     )

@@ -25,21 +25,20 @@ from debubble.units import (
 # Of a long pipeline nobody pastes them all.
 _COMMANDS_SHOWN = 16
 _SHARED = (
-    "ranks share a device: that they slow each other is counted, that their wires do is not;"
-    " costs are the most it can be"
+    "ranks share a device: shared compute is modelled, shared links are not; costs are upper bounds"
 )
 
 
-def links_page(found: LinksAnswer, next_command: str = "") -> Page:
+def links_page(answer: LinksAnswer, next_command: str = "") -> Page:
     """Lay out the answer: which hop is slow and what it costs, then every hop."""
-    page = Page(answer=found.verdict, findings=list(found.findings), tables=[_table(found.hops)])
-    page.lines = [f"check: {command}" for command in found.commands[:_COMMANDS_SHOWN]]
-    if len(found.commands) > _COMMANDS_SHOWN:
-        page.lines.append(f"{len(found.commands) - _COMMANDS_SHOWN} more to check are in --json")
-    page.notes = [f"times: {found.basis}"]
-    if found.cost_is_upper_bound and any(hop.verdict == Verdict.SLOW for hop in found.hops):
+    page = Page(answer=answer.verdict, findings=list(answer.findings), tables=[_table(answer.hops)])
+    page.lines = [f"check: {command}" for command in answer.commands[:_COMMANDS_SHOWN]]
+    if len(answer.commands) > _COMMANDS_SHOWN:
+        page.lines.append(f"{len(answer.commands) - _COMMANDS_SHOWN} more commands in --json")
+    page.notes = [f"times: {answer.basis}"]
+    if answer.cost_is_upper_bound and any(hop.verdict == Verdict.SLOW for hop in answer.hops):
         page.notes.append(_SHARED)
-    page.gaps = list(found.warnings)
+    page.gaps = list(answer.warnings)
     page.next_command = next_command
     return page
 

@@ -30,15 +30,15 @@ def write_table(program: Program, times: Times, message_bytes: float | None) -> 
     for (rank, stage, microbatch, kind), (start, end) in zip(of_pass, spans, strict=True):
         rows.append((rank, stage, microbatch, _OPS[PassKind(kind)], start, end, "", ""))
     size = "" if message_bytes is None else round(message_bytes)
-    place = batches.place.tolist()
+    index = batches.place.tolist()
     start, end = np.maximum(times.batch_start, begin).tolist(), times.batch_end.tolist()
     ends = (messages.producer.tolist(), messages.sent.tolist(), messages.received.tolist())
     for producer, sent, received in zip(*ends, strict=True):
         _, stage, microbatch, kind = of_pass[producer]
         way, next_stage = ("forward", stage + 1) if kind == PassKind.F else ("backward", stage - 1)
         for at, number, row, peer, op in (
-            (place[sent], stage, sent, place[received], "send"),
-            (place[received], next_stage, received, place[sent], "receive"),
+            (index[sent], stage, sent, index[received], "send"),
+            (index[received], next_stage, received, index[sent], "receive"),
         ):
             rows.append((at, number, microbatch, f"{way}-{op}", start[row], end[row], size, peer))
     text = io.StringIO()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from debubble.report.answers.change import say_basis
 from debubble.report.answers.context_length import CachePart, LengthPart, least_left, name_length
 from debubble.report.answers.ledger import say_rates, worth_cells, worth_columns
-from debubble.report.answers.plan import PlanAnswer
-from debubble.report.answers.server_plan import ServerPlanAnswer
+from debubble.report.answers.plan import OptionPart, PlanAnswer
+from debubble.report.answers.server_plan import ServerOptionPart, ServerPlanAnswer
 from debubble.report.text import FEW, Page, Table, refused_table
 from debubble.units import (
+    UNKNOWN,
     counted,
     show_between,
     show_bytes,
@@ -27,78 +28,120 @@ from debubble.units import (
 
 # What takes less beside layers is nothing to speak of.
 _LEAST_WORTH = 0.2
+# Of the short answer: bullets, options, those of them with a larger batch, assumptions.
+_MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 4
 
 
-def plan_page(found: PlanAnswer, next_command: str = "") -> Page:
+def plan_page(answer: PlanAnswer, next_command: str = "", *, details: bool = True) -> Page:
     """Lay out the plan: what to do, then all options, then what was refused.
 
-    What is written for a framework comes after it: its last line announces that.
+    The short answer has the best options, and assumptions that these rest on. What is written for
+    a framework comes after the page: its last line announces that.
     """
-    page = Page(answer=found.verdict, findings=list(found.findings))
-    if found.options:
-        page.tables += _option_tables(found)
-    if found.context_length is not None:
-        page.tables.append(_length_table(found, found.context_length))
-    if found.kv_cache is not None:
-        page.tables.append(_cache_table(found, found.kv_cache))
-    if found.refused:
-        page.tables.append(refused_table((one.words, one.reason) for one in found.refused))
-    page.notes = [*_notes(found), *_emitted(found)]
-    page.gaps = list(found.warnings)
-    page.next_command = next_command
+    page = Page(answer=answer.verdict, findings=list(answer.findings), next_command=next_command)
+    page.gaps = list(answer.warnings)
+    notes = _notes(answer) if details else _few_notes(answer)
+    if not details:
+        page.findings = page.findings[:_MOST_FINDINGS]
+        if next_command:
+            notes.append("all options, refused options, assumptions, memory: --details")
+    if answer.options:
+        page.tables += _option_tables(answer) if details else [_best_table(answer)]
+    if answer.context_length is not None:
+        page.tables.append(_length_table(answer, answer.context_length))
+    if answer.kv_cache is not None:
+        page.tables.append(_cache_table(answer, answer.kv_cache))
+    if answer.refused and details:
+        page.tables.append(
+            refused_table((refused.words, refused.reason) for refused in answer.refused)
+        )
+    page.notes = [*notes, *_emitted(answer)]
     return page
 
 
-def _option_tables(found: PlanAnswer) -> Iterator[Table]:
-    """Lay out the options, those with a larger batch apart."""
-    now = found.baseline
-    columns = (
-        *("option", "batch", "four of five in", "bubble", "gain", "memory left", "do"),
-        *worth_columns(found.rates),
-    )
-    as_it_is = (
-        "as it is",
+def _shown_first(answer: PlanAnswer) -> list[OptionPart]:
+    """Return the best options with this global batch size, then the best of larger ones."""
+    same = [option for option in answer.options if not option.changes_training]
+    larger = [option for option in answer.options if option.changes_training]
+    return [*same, *larger[:_MOST_LARGER]][:_MOST_OPTIONS]
+
+
+def _few_notes(answer: PlanAnswer) -> list[str]:
+    """Return on which basis times are, and what the first options assume."""
+    every = [sentences for option in _shown_first(answer) for sentences in option.assumptions]
+    assumed = list(dict.fromkeys(every))[:_MOST_ASSUMED]
+    basis = say_basis(answer.basis, answer.baseline.without_profiler)
+    return [basis, *(f"assumed: {sentences}" for sentences in assumed), *_memory_notes(answer)]
+
+
+_COLUMNS = ("option", "batch", "80 % interval", "bubble", "gain", "headroom", "do")
+
+
+def _unchanged_cells(answer: PlanAnswer) -> tuple[str, ...]:
+    now = answer.baseline
+    return (
+        "unchanged",
         show_seconds(now.numbers.batch_latency_s),
         "",
         show_share(now.numbers.bubble_fraction),
         "",
         least_left(now.headroom_bytes) or "unknown",
         "",
-        *worth_cells(found.rates, None),
     )
+
+
+def _option_cells(option: OptionPart, *, mark: bool) -> tuple[str, ...]:
+    low, high = option.interval.batch_latency_s or (0.0, 0.0)
+    name = f"{option.words}{' (by replay)' if option.by_replay else ''}"
+    return (
+        f"{name} (larger batch)" if mark and option.changes_training else name,
+        show_seconds(option.numbers.batch_latency_s),
+        show_between(show_seconds(low), show_seconds(high)),
+        show_share(option.numbers.bubble_fraction),
+        show_change(option.throughput_gain_fraction),
+        least_left(option.headroom_bytes) or "unknown",
+        "try" if option.advice == "maybe" else option.advice,
+    )
+
+
+def _best_table(answer: PlanAnswer) -> Table:
+    """Lay out the options of the short answer, with their worth where a price was given."""
+    priced = answer.rates is not None and answer.rates.price_per_gpu_hour is not None
+    rates = answer.rates if priced else None
+    table = Table(columns=(*_COLUMNS, *worth_columns(rates)), spare=("bubble",))
+    table.add(*_unchanged_cells(answer), *worth_cells(rates, None))
+    for option in _shown_first(answer):
+        table.add(*_option_cells(option, mark=True), *worth_cells(rates, option.worth))
+    return table
+
+
+def _option_tables(answer: PlanAnswer) -> Iterator[Table]:
+    """Lay out the options, those with a larger batch apart."""
+    columns = (*_COLUMNS, *worth_columns(answer.rates))
+    as_it_is = (*_unchanged_cells(answer), *worth_cells(answer.rates, None))
     # What a day is worth follows from the gain; money and energy were asked for.
-    spare = ("GPU-h a day", "bubble")
+    spare = ("GPU-h/day", "bubble")
     same = Table(columns=columns, title="options, by throughput", rows=[as_it_is], spare=spare)
     larger = Table(columns=columns, title="A larger batch (changes training):", spare=spare)
-    for option in found.options:
-        low, high = option.interval.batch_latency_s or (0.0, 0.0)
+    for option in answer.options:
         table = larger if option.changes_training else same
-        table.add(
-            f"{option.words}{' (by replay)' if option.by_replay else ''}",
-            show_seconds(option.numbers.batch_latency_s),
-            show_between(show_seconds(low), show_seconds(high)),
-            show_share(option.numbers.bubble_fraction),
-            show_change(option.throughput_gain_fraction),
-            least_left(option.headroom_bytes) or "unknown",
-            "try" if option.advice == "maybe" else option.advice,
-            *worth_cells(found.rates, option.worth),
-        )
+        table.add(*_option_cells(option, mark=False), *worth_cells(answer.rates, option.worth))
     yield same
     if larger.rows:
         yield larger
 
 
-def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
+def _length_table(answer: PlanAnswer, length: LengthPart) -> Table:
     """Lay out every option at another length, beside its rank there."""
     name = name_length(length.token_scale, length.tokens)
     table = Table(
-        columns=("rank there", "option", "batch", "bubble", "gain", "memory left", "there"),
-        title=f"with {name}, against the unchanged run there",
+        columns=("rank there", "option", "batch", "bubble", "gain", "headroom", "there"),
+        title=f"at {name}, against the unchanged run at that length",
     )
     for there in length.options:
         table.add(
             show_known(there.rank),
-            found.options[there.option].words,
+            answer.options[there.option].words,
             show_seconds(there.numbers.batch_latency_s),
             show_share(there.numbers.bubble_fraction),
             show_change(there.throughput_gain_fraction),
@@ -108,18 +151,18 @@ def _length_table(found: PlanAnswer, length: LengthPart) -> Table:
     return table
 
 
-def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
+def _cache_table(answer: PlanAnswer, cache: CachePart) -> Table:
     """Lay out the splits by what a KV cache holds, the one in use among them."""
     table = Table(
         columns=("split", "KV cache tokens", "more", "limited by", "batch", "throughput"),
-        title="KV cache: the rank with the least room for each of its layers limits all",
+        title="KV cache, limited by the rank with the least memory per layer",
     )
     table.add(
-        f"{','.join(map(str, found.baseline.split or ()))} (now)",
+        f"{','.join(map(str, answer.baseline.split or ()))} (now)",
         show_count(cache.tokens),
         "",
         f"rank {cache.limited_by_rank}",
-        show_seconds(found.baseline.numbers.batch_latency_s),
+        show_seconds(answer.baseline.numbers.batch_latency_s),
         "",
     )
     for option in cache.options:
@@ -134,89 +177,113 @@ def _cache_table(found: PlanAnswer, cache: CachePart) -> Table:
     return table
 
 
-def _notes(found: PlanAnswer) -> list[str]:
-    base, length, cache = found.baseline, found.context_length, found.kv_cache
-    notes = [say_basis(found.basis, base.without_profiler)]
-    notes += [f"{found.left_out.sentence}; --for any weighs all"] if found.left_out else []
-    notes += list(say_rates(found.rates)) if found.options else []
+def _notes(answer: PlanAnswer) -> list[str]:
+    base, length, cache = answer.baseline, answer.context_length, answer.kv_cache
+    notes = [say_basis(answer.basis, base.without_profiler)]
+    notes += [f"{answer.left_out.sentence}; --for any includes them"] if answer.left_out else []
+    notes += list(say_rates(answer.rates)) if answer.options else []
     each = [size for size in base.per_microbatch_bytes if size is not None]
     if each:
         few = " ".join(map(show_bytes, each))
         shown = few if len(each) <= FEW else show_range(each, show_bytes)
-        notes.append(f"memory: a microbatch in flight takes {shown}, rank by rank")
-    assumed = {said for option in found.options for said in option.assumptions}
+        notes.append(f"memory of a microbatch in flight, by rank: {shown}")
+    assumed = {sentences for option in answer.options for sentences in option.assumptions}
     assumed |= set(length.assumptions if length else ())
     assumed |= set(cache.assumptions if cache else ())
-    notes += [f"assumed: {said}" for said in sorted(assumed)]
-    if base.predicted_peak_bytes is None:
-        notes.append(
-            "memory: unknown, the traces do not tell how it grows; nothing is held against it"
-        )
-    elif None in base.limit_bytes:
-        notes.append("memory: the limit of a device is unknown; say it with --memory-limit")
-    if found.quickest_split is not None and found.lower_bound_s is not None:
-        split = ",".join(map(str, found.quickest_split.split))
-        proof = "no split is quicker by 3 %"
-        if not found.quickest_split.exact:
-            bound = show_seconds(found.lower_bound_s)
-            proof = f"the quickest split found; it is sure that none takes less than {bound}"
-        notes.append(f"split {split}: {proof}")
-    return notes + _name_ends(found)
+    notes += [f"assumed: {sentences}" for sentences in sorted(assumed)]
+    notes += _memory_notes(answer)
+    if answer.quickest_split is not None and answer.lower_bound_s is not None:
+        split = ",".join(map(str, answer.quickest_split.split))
+        proof = f"no split beats {split} by 3 % or more"
+        if not answer.quickest_split.exact:
+            bound = show_seconds(answer.lower_bound_s)
+            proof = f"best split found: {split}; no split takes less than {bound}"
+        notes.append(proof)
+    return notes + _name_ends(answer)
 
 
-def _name_ends(found: PlanAnswer) -> list[str]:
+def _memory_notes(answer: PlanAnswer) -> list[str]:
+    """Say what is unknown of memory, so that options may not fit."""
+    if answer.baseline.predicted_peak_bytes is None:
+        return ["memory: growth unknown from these traces; options are not checked against a limit"]
+    if None in answer.baseline.limit_bytes:
+        return ["memory: limit unknown; give it with --memory-limit"]
+    return []
+
+
+def _name_ends(answer: PlanAnswer) -> list[str]:
     """Say what the ends do besides their layers, now and with the quickest split."""
-    base, quickest = found.baseline, found.quickest_split
+    base, quickest = answer.baseline, answer.quickest_split
     split = base.split or []
     ends = ((0, "embedding", base.embedding_layers), (len(split) - 1, "head", base.head_layers))
-    said = []
+    sentences = []
     for stage, what, worth in ends if split else ():
         if not worth or worth < _LEAST_WORTH:
             continue
-        besides = f"{worth:.1f} layers' worth of {what}"
-        now = f"stage {stage} = {counted(split[stage], 'layer')} + {besides}"
+        besides = f"{what} (worth {worth:.1f} layers)"
+        now = f"stage {stage}: {counted(split[stage], 'layer')} + {besides}"
         if quickest is not None and quickest.split[stage] != split[stage]:
             layers = counted(quickest.split[stage], "layer")
             now += f"; with split {','.join(map(str, quickest.split))} it has {layers}"
-        said.append(now)
-    return said
+        sentences.append(now)
+    return sentences
 
 
-def _emitted(found: PlanAnswer) -> list[str]:
+def _emitted(answer: PlanAnswer) -> list[str]:
     """Say what is written for a framework, and what must be known of it."""
-    emitted = found.emitted
+    emitted = answer.emitted
     if emitted is None:
         return []
     if emitted.option is None:
         return ["", f"for {emitted.framework}: nothing to write ({emitted.reason})"]
-    option, said = found.options[emitted.option], [""]
+    option, sentences = answer.options[emitted.option], [""]
     if emitted.reason:
-        said.append(f"the options before it cannot be written: {emitted.reason}")
+        sentences.append(f"better options cannot be written: {emitted.reason}")
     if not option.recommended:
         low, high = option.interval.throughput_gain_fraction or (0.0, 0.0)
         gain = show_gain(option.throughput_gain_fraction, low, high)
-        kind = "fits, and is slower" if high < 0 else "may be within the noise of a run"
-        said.append(f"this one {kind}: {gain}")
-    return [*said, f"for {emitted.framework}, {option.words}:"]
+        kind = "fits, but is slower" if high < 0 else "may be within the noise"
+        sentences.append(f"this option {kind}: {gain}")
+    return [*sentences, f"for {emitted.framework}, {option.words}:"]
 
 
 _SHOWN = 8
 
 
-def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
-    """Lay out the answer: what it does as it is, then each change with what it would do."""
-    page = Page(answer=found.verdict, gaps=list(found.warnings), next_command=next_command)
+def server_plan_page(
+    answer: ServerPlanAnswer, next_command: str = "", *, details: bool = True
+) -> Page:
+    """Lay out the answer: what it does unchanged, then each change with what it would do."""
+    page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
+    page.tables = [_server_table(answer, answer.options[: _SHOWN if details else _MOST_OPTIONS])]
+    page.findings = [
+        f"{option.what}: {option.refused}." for option in answer.options if option.refused
+    ]
+    notes = [f"model error on the captured batches: {show_gain(answer.misfit_fraction)}"]
+    assumed = [f"assumed: {sentences}" for sentences in answer.assumptions]
+    if details:
+        notes.append("TTFT: after queueing; KV: tokens in each stage's cache")
+        notes += say_rates(answer.rates) if answer.options else ()
+    elif next_command:
+        assumed = [*assumed[:_MOST_ASSUMED], "all changes and assumptions: --details"]
+    page.notes = notes + assumed
+    if answer.emitted is not None and answer.emitted.reason:
+        page.notes.append(f"not written for {answer.emitted.framework}: {answer.emitted.reason}")
+    return page
+
+
+def _server_table(answer: ServerPlanAnswer, options: Sequence[ServerOptionPart]) -> Table:
+    now = answer.as_is
     table = Table(
         columns=(
-            *("with", "tokens/s out", "gain", "four of five", "TTFT", "TPOT", "KV", "sure"),
-            *worth_columns(found.rates),
+            *("what if", "tokens/s out", "gain", "80 % interval", "TTFT", "TPOT", "KV", "sure"),
+            *worth_columns(answer.rates),
         ),
-        title="what it would do, the most tokens first" if len(found.options) > 1 else "",
-        spare=("GPU-h a day", "KV"),
+        title="changes, by tokens/s" if len(answer.options) > 1 else "",
+        spare=("GPU-h/day", "KV"),
     )
-    now = found.as_is
     table.add(
-        "as it is",
+        "unchanged",
         show_number(now.tokens_out_per_s),
         "",
         "",
@@ -224,9 +291,9 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
         show_seconds(now.tpot_s),
         show_known(now.kv_tokens, show_count),
         "",
-        *worth_cells(found.rates, None),
+        *worth_cells(answer.rates, None),
     )
-    for option in found.options[:_SHOWN]:
+    for option in options:
         served = option.served
         table.add(
             option.what,
@@ -237,18 +304,14 @@ def server_plan_page(found: ServerPlanAnswer, next_command: str = "") -> Page:
             show_seconds(served.tpot_s),
             show_known(served.kv_tokens, show_count),
             option.verdict,
-            *worth_cells(found.rates, option.worth),
+            *worth_cells(answer.rates, option.worth),
         )
-    page.tables = [table]
-    page.findings = [
-        f"{option.what}: {option.refused}." for option in found.options if option.refused
+    known = [
+        index
+        for index, _ in enumerate(table.columns)
+        if any(row[index] not in {"", UNKNOWN} for row in table.rows)
     ]
-    page.notes = [
-        f"the model is {show_gain(found.misfit_fraction)} from what was measured",
-        "TTFT: from the moment that a request has a place; KV: tokens that each stage keeps",
-        *(say_rates(found.rates) if found.options else ()),
-        *(f"assumed: {said}" for said in found.assumptions),
-    ]
-    if found.emitted is not None and found.emitted.reason:
-        page.notes.append(f"not written for {found.emitted.framework}: {found.emitted.reason}")
-    return page
+    table.columns, *table.rows = (
+        tuple(row[index] for index in known) for row in (table.columns, *table.rows)
+    )
+    return table

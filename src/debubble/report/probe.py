@@ -22,48 +22,48 @@ from debubble.units import (
 _LISTED = 12
 
 
-def probe_page(found: ProbeAnswer, next_command: str = "") -> Page:
+def probe_page(answer: ProbeAnswer, next_command: str = "") -> Page:
     """Say which pipeline of the model would do most work a second, and what that rests on."""
-    fitting = [one for one in found.pipelines if one.fits_memory is not False]
-    page = Page(answer=_say_best(found, fitting), next_command=next_command)
-    if len({one.stages for one in fitting}) > 1:
+    fitting = [pipeline for pipeline in answer.pipelines if pipeline.fits_memory is not False]
+    page = Page(answer=_say_best(answer, fitting), next_command=next_command)
+    if len({pipeline.stages for pipeline in fitting}) > 1:
         best = max(fitting, key=_tokens_a_rank)
         page.findings.append(
-            f"For each rank, {best.schedule} on {counted(best.stages, 'rank')} with"
-            f" {best.microbatches} microbatches does most: {show_number(_tokens_a_rank(best))}"
+            f"Per rank, {best.schedule} on {counted(best.stages, 'rank')} with"
+            f" {best.microbatches} microbatches is best: {show_number(_tokens_a_rank(best))}"
             f" tokens/s a rank."
         )
     sizes = Table(
         columns=("part", "tokens", "forward", "backward", "input gradient", "kept", "weights"),
         title="timed on this device, one microbatch",
     )
-    for part in found.parts:
+    for part in answer.parts:
         sizes.add(
             part.part,
             show_count(part.tokens),
             show_seconds(part.forward_s),
-            show_seconds(part.backward_s) if found.trains else UNKNOWN,
-            show_seconds(part.input_grad_s) if found.trains else UNKNOWN,
+            show_seconds(part.backward_s) if answer.trains else UNKNOWN,
+            show_seconds(part.input_grad_s) if answer.trains else UNKNOWN,
             show_bytes(part.saved_bytes),
             show_bytes(part.weight_bytes),
         )
     page.tables.append(sizes)
-    if found.pipelines:
-        page.tables.append(_list(found))
-    page.notes += [f"assumed: {said}" for said in found.assumptions]
-    page.notes += [f"{name} written" for name in found.written]
+    if answer.pipelines:
+        page.tables.append(_list(answer))
+    page.notes += [f"assumed: {words}" for words in answer.assumptions]
+    page.notes += [f"{name} written" for name in answer.written]
     return page
 
 
-def _say_best(found: ProbeAnswer, fitting: list[PipelinePart]) -> str:
-    layers = counted(found.layers, "layer")
+def _say_best(answer: ProbeAnswer, fitting: list[PipelinePart]) -> str:
+    layers = counted(answer.layers, "layer")
     if not fitting:
-        reason = "none fits memory" if found.pipelines else "none can be cut so"
-        return f"{layers} timed on {found.device}; of the pipelines asked about {reason}."
+        reason = "fits memory" if answer.pipelines else "can be cut so"
+        return f"{layers} timed on {answer.device}; none of the pipelines asked for {reason}."
     best = fitting[0]
     return (
-        f"{layers} timed on {found.device}: of the pipelines asked about, {best.schedule} on"
-        f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches would take"
+        f"{layers} timed on {answer.device}: best pipeline: {best.schedule} on"
+        f" {counted(best.stages, 'rank')} with {best.microbatches} microbatches:"
         f" {show_seconds(best.batch_latency_s)} a batch,"
         f" {show_number(best.tokens_per_s)} tokens/s, bubble {show_percent(best.bubble_fraction)}."
     )
@@ -77,8 +77,8 @@ def _show_split(split: Sequence[int]) -> str:
     return f"{split[0]} each" if len(set(split)) == 1 else ",".join(map(str, split))
 
 
-def _list(found: ProbeAnswer) -> Table:
-    numbers = {one.stages for one in found.pipelines}
+def _list(answer: ProbeAnswer) -> Table:
+    numbers = {pipeline.stages for pipeline in answer.pipelines}
     table = Table(
         columns=(
             "ranks",
@@ -95,21 +95,21 @@ def _list(found: ProbeAnswer) -> Table:
         title="pipelines, simulated, by throughput",
     )
     seen = Counter[int]()
-    for one in found.pipelines:
-        seen[one.stages] += 1
-        if seen[one.stages] > max(_LISTED // len(numbers), 1):
+    for pipeline in answer.pipelines:
+        seen[pipeline.stages] += 1
+        if seen[pipeline.stages] > max(_LISTED // len(numbers), 1):
             continue
-        peak = show_bytes(max(one.peak_memory_bytes))
+        peak = show_bytes(max(pipeline.peak_memory_bytes))
         table.add(
-            str(one.stages),
-            one.schedule,
-            str(one.microbatches),
-            show_count(one.tokens),
-            _show_split(one.split),
-            show_seconds(one.batch_latency_s),
-            show_share(one.bubble_fraction),
-            show_number(one.tokens_per_s),
-            show_number(_tokens_a_rank(one)),
-            f"{peak}, too large" if one.fits_memory is False else peak,
+            str(pipeline.stages),
+            pipeline.schedule,
+            str(pipeline.microbatches),
+            show_count(pipeline.tokens),
+            _show_split(pipeline.split),
+            show_seconds(pipeline.batch_latency_s),
+            show_share(pipeline.bubble_fraction),
+            show_number(pipeline.tokens_per_s),
+            show_number(_tokens_a_rank(pipeline)),
+            f"{peak}, too large" if pipeline.fits_memory is False else peak,
         )
     return table

@@ -12,29 +12,29 @@ from __future__ import annotations
 from debubble.report.answers.find import FindAnswer
 
 
-def scalars(found: FindAnswer, prefix: str = "debubble") -> dict[str, float]:
+def scalars(answer: FindAnswer, prefix: str = "debubble") -> dict[str, float]:
     """Return the figures of a run by name, such as `debubble/cause/imbalance_fraction`.
 
     What is not known is left out: a gap in a line says so, a zero would not.
     """
-    numbers = found.numbers
+    numbers = answer.numbers
     named: dict[str, float | None] = {
         "bubble_fraction": numbers.bubble_fraction,
-        "theory_bubble_fraction": found.theory.bubble_fraction,
+        "theory_bubble_fraction": answer.theory.bubble_fraction,
         "batch_latency_s": numbers.batch_latency_s,
         "step_time_s": numbers.step_time_s,
         "microbatches_per_s": numbers.microbatches_per_s,
         "tokens_per_s": numbers.tokens_per_s,
-        "useful_fraction": found.utilisation.useful_fraction,
-        "apparent_fraction": found.utilisation.apparent_fraction,
+        "useful_fraction": answer.utilisation.useful_fraction,
+        "apparent_fraction": answer.utilisation.apparent_fraction,
     }
-    for held, peak in zip(found.memory, numbers.peak_memory_bytes, strict=True):
+    for held, peak in zip(answer.memory, numbers.peak_memory_bytes, strict=True):
         named[f"peak_memory_bytes/rank{held.rank}"] = peak
-    for cause, share in (found.ledger.shares if found.ledger else {}).items():
+    for cause, share in (answer.ledger.shares if answer.ledger else {}).items():
         named[f"cause/{cause}_fraction"] = share
-    for saving in found.savings or ():
+    for saving in answer.savings or ():
         named[f"saving/{saving.cause}_s"] = saving.saved_s
-    for hop in found.hops:
+    for hop in answer.hops:
         name = f"hop/{hop.from_rank}to{hop.to_rank}"
         named[f"{name}_wire_s"] = hop.wire_s.median
         named[f"{name}_cost_s"] = hop.cost_per_batch_s

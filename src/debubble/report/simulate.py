@@ -22,86 +22,86 @@ from debubble.units import (
 )
 
 
-def simulate_page(found: SimulateAnswer, next_command: str = "") -> Page:
+def simulate_page(answer: SimulateAnswer, next_command: str = "") -> Page:
     """Lay out the answer: what a batch would take, then numbers and ranks."""
-    page = Page(answer=found.verdict, findings=list(found.findings))
-    page.gaps = list(found.warnings)
+    page = Page(answer=answer.verdict, findings=list(answer.findings))
+    page.gaps = list(answer.warnings)
     page.next_command = next_command
     bubbles = (
-        f"against the longest rank {show_share(found.longest_stage_bubble)}; "
-        f"bubble over ideal {show_share(found.bubble_over_ideal)}"
+        f"bubble against the longest rank {show_share(answer.longest_stage_bubble)}; "
+        f"bubble over ideal {show_share(answer.bubble_over_ideal)}"
     )
-    if found.measured is None:
-        latency = _show_length(found, 1.0)
-        page.tables = [_hand_table(found)]
-        page.notes = [f"{found.given.schedule}; batch latency {latency}; {bubbles}"]
+    if answer.measured is None:
+        latency = _show_length(answer, 1.0)
+        page.tables = [_hand_table(answer)]
+        page.notes = [f"{answer.given.schedule}; batch latency {latency}; {bubbles}"]
         return page
-    page.tables = [_number_table(found, found.measured), _rank_table(found, found.measured)]
-    page.notes.append(say_basis(found.basis or UNKNOWN, found.measured.without_profiler))
-    asked = found.given
+    page.tables = [_number_table(answer, answer.measured), _rank_table(answer, answer.measured)]
+    page.notes.append(say_basis(answer.basis or UNKNOWN, answer.measured.without_profiler))
+    asked = answer.given
     page.notes.append(f"{asked.schedule}; messages {asked.communication}; {bubbles}")
     if not asked.changes_nothing:
-        page.notes.append("in brackets: what four of five such runs lie in")
-        page.notes += _say_correction(found)
+        page.notes.append("in brackets: 80 % interval")
+        page.notes += _say_correction(answer)
     if asked.microbatch_scale != 1.0:
-        page.notes.append("microbatches a second: of the measured size")
-    page.notes += [f"assumed: {said}" for said in found.assumptions]
+        page.notes.append("microbatches/s: of the measured size")
+    page.notes += [f"assumed: {sentence}" for sentence in answer.assumptions]
     return page
 
 
-def _say_correction(found: SimulateAnswer) -> Iterator[str]:
+def _say_correction(answer: SimulateAnswer) -> Iterator[str]:
     """Say what the answer was multiplied by, and of what that is a part."""
-    by, missed = show_gain(found.correction_fraction or 0.0), found.misfit_fraction
+    by, missed = show_gain(answer.correction_fraction or 0.0), answer.misfit_fraction
     if by == show_gain(0.0):
         return
     if missed is None:
-        yield f"corrected by {by}, by what two runs differ from their own simulations"
+        yield f"corrected by {by}, the simulator error on the two runs"
     elif by == show_gain(missed):
-        yield f"corrected by {by}, by which the run differs from its own simulation"
+        yield f"corrected by {by}, the simulator error on this run"
     else:
         yield (
-            f"corrected by {by}: the run differs from its own simulation by {show_gain(missed)}, "
-            "and its steps from each other, so that not all of it is sure"
+            f"corrected by {by}, the certain part of the simulator error on this run "
+            f"({show_gain(missed)})"
         )
 
 
-def _hand_table(found: SimulateAnswer) -> Table:
+def _hand_table(answer: SimulateAnswer) -> Table:
     table = Table(columns=("rank", "stage", "computes", "waits", "bubble"))
-    for rank in found.ranks:
+    for rank in answer.ranks:
         waits = rank.bubble_fraction or 0.0
         table.add(
             str(rank.rank),
             " ".join(map(str, rank.stages)),
-            _show_length(found, 1 - waits),
-            _show_length(found, waits),
+            _show_length(answer, 1 - waits),
+            _show_length(answer, waits),
             show_share(rank.bubble_fraction),
         )
     return table
 
 
-def _show_length(found: SimulateAnswer, share: float) -> str:
+def _show_length(answer: SimulateAnswer, share: float) -> str:
     """Write a share of the batch as a time, or in the units that costs were given in."""
-    if found.numbers.batch_latency_units is None:
-        return show_duration(round(share * (found.numbers.batch_latency_s or 0.0) * NS_PER_S))
-    length = round(share * found.numbers.batch_latency_units * UNIT_NS)
+    if answer.numbers.batch_latency_units is None:
+        return show_duration(round(share * (answer.numbers.batch_latency_s or 0.0) * NS_PER_S))
+    length = round(share * answer.numbers.batch_latency_units * UNIT_NS)
     return f"{length / UNIT_NS:.4g} units"
 
 
-def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
-    numbers = found.numbers
-    simulated = "simulated" if found.given.changes_nothing else "would be"
+def _number_table(answer: SimulateAnswer, measured: MeasuredPart) -> Table:
+    numbers = answer.numbers
+    simulated = "simulated" if answer.given.changes_nothing else "predicted"
     table = Table(columns=("number", "measured", simulated))
     table.rows = [
         ("bubble", show_share(measured.bubble_fraction), show_share(numbers.bubble_fraction)),
         (
             "  theory, formula",
             show_share(measured.theory.bubble_fraction),
-            show_share(found.theory.bubble_fraction),
+            show_share(answer.theory.bubble_fraction),
         ),
         (
             "  theory, this schedule",
             show_share(measured.theory.schedule_bubble_fraction),
-            show_share(found.theory.schedule_bubble_fraction),
+            show_share(answer.theory.schedule_bubble_fraction),
         ),
         (
             "batch latency",
@@ -109,14 +109,14 @@ def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
             show_seconds(numbers.batch_latency_s or 0.0),
         ),
         (
-            "microbatches a second",
+            "microbatches/s",
             show_number(measured.microbatches_per_s),
             show_number(numbers.microbatches_per_s or 0.0),
         ),
     ]
     if measured.tokens_per_s is not None:
         tokens = measured.tokens_per_s, numbers.tokens_per_s or 0.0
-        table.add("tokens a second", *map(show_number, tokens))
+        table.add("tokens/s", *map(show_number, tokens))
     table.add(
         "peak memory, largest rank",
         show_largest(measured.peak_memory_bytes, show_bytes),
@@ -125,16 +125,16 @@ def _number_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
     return table
 
 
-def _rank_table(found: SimulateAnswer, measured: MeasuredPart) -> Table:
+def _rank_table(answer: SimulateAnswer, measured: MeasuredPart) -> Table:
     table = Table(columns=("rank", "stage", "layers", "bubble", "was", "peak", "was", "left"))
-    unknown, split = [None] * len(found.ranks), found.given.split
+    unknown, split = [None] * len(answer.ranks), answer.given.split
     memory = zip(
-        found.numbers.peak_memory_bytes or unknown,
+        answer.numbers.peak_memory_bytes or unknown,
         measured.peak_memory_bytes,
-        found.headroom_bytes or unknown,
+        answer.headroom_bytes or unknown,
         strict=True,
     )
-    for rank, sizes in zip(found.ranks, memory, strict=True):
+    for rank, sizes in zip(answer.ranks, memory, strict=True):
         table.add(
             str(rank.rank),
             " ".join(map(str, rank.stages)),

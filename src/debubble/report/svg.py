@@ -121,12 +121,12 @@ def _axis(frame: Frame, top: int, bottom: int) -> Iterator[str]:
     apart = round_distance(length_ms * _TICK / _ACROSS)
     places = [tick * apart for tick in range(int(length_ms / apart) + 1)]
     rules = "".join(
-        f"M{_LEFT + _ACROSS * place / length_ms:.1f} {top - 4}V{bottom}" for place in places
+        f"M{_LEFT + _ACROSS * position / length_ms:.1f} {top - 4}V{bottom}" for position in places
     )
     yield f'<path class="line" d="{rules}" fill="none"/>'
-    for place in places:
-        x = _LEFT + _ACROSS * place / length_ms
-        label = f"{place:.{decimals_of(apart)}f}{' ms' if place == 0 else ''}"
+    for position in places:
+        x = _LEFT + _ACROSS * position / length_ms
+        label = f"{position:.{decimals_of(apart)}f}{' ms' if position == 0 else ''}"
         yield text(x, bottom + 14, label, "muted", "middle", 11)
 
 

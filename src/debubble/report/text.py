@@ -48,12 +48,12 @@ def fold(
     """
     listed = set(range(len(rows)))
     if len(rows) > most:
-        listed = {place for place, row in enumerate(rows) if keep(row)}
+        listed = {index for index, row in enumerate(rows) if keep(row)}
         for figure in figures:
             listed |= farthest([figure(row) for row in rows], count)
-    for place in sorted(listed):
-        yield "", [rows[place]]
-    others = [row for place, row in enumerate(rows) if place not in listed]
+    for index in sorted(listed):
+        yield "", [rows[index]]
+    others = [row for index, row in enumerate(rows) if index not in listed]
     if others:
         yield f"{len(others)} others", others
 
@@ -65,12 +65,12 @@ def show_sizes(sizes: Sequence[int | None]) -> str:
 
 def farthest(values: Sequence[float | None], count: int = STANDING_OUT) -> set[int]:
     """Return the places of the values farthest from their middle."""
-    known = [(place, value) for place, value in enumerate(values) if value is not None]
+    known = [(index, value) for index, value in enumerate(values) if value is not None]
     if not known:
         return set()
     middle = float(np.median([value for _, value in known]))
     ranked = sorted(known, key=lambda entry: (-abs(entry[1] - middle), entry[0]))
-    return {place for place, _ in ranked[:count]}
+    return {index for index, _ in ranked[:count]}
 
 
 # Figures stand under each other when right-aligned; words when left-aligned.
@@ -87,7 +87,7 @@ WORDS = frozenset(
         "why",
         "trace",
         "traces",
-        "with",
+        "what if",
         "waited for most",
         "rank",
         "device",
@@ -202,8 +202,8 @@ def _print_tables(tables: Sequence[Table], console: Console) -> None:
             if number:
                 console.print()
             console.print(_draw(table, columns, between))
-    shown = {place for part in parts for place in part}
-    missing = [name for place, name in enumerate(alike.columns) if place not in shown]
+    shown = {index for part in parts for index in part}
+    missing = [name for index, name in enumerate(alike.columns) if index not in shown]
     if missing:
         console.print()
         _say(Text(f"left out at this width: {', '.join(missing)}; --json has all"), console)
@@ -272,7 +272,7 @@ def _lay_out(table: Table, width: int) -> tuple[int, list[dict[int, int]]]:
         return wide, [dict(enumerate(longest))]
     for without in range(len(table.spare) + 1):
         spared = table.spare[:without]
-        places = [place for place, name in enumerate(table.columns) if name not in spared]
+        places = [index for index, name in enumerate(table.columns) if name not in spared]
         tried = [
             (between, _parts(table, places, width, between, short)) for between, short in _LAYOUTS
         ]
@@ -287,7 +287,7 @@ def _is_low(table: Table, widths: Mapping[int, int]) -> bool:
     tall = [
         row
         for row in table.rows
-        if any(len(textwrap.wrap(row[place], widths[place])) > _LINES for place in widths)
+        if any(len(textwrap.wrap(row[index], widths[index])) > _LINES for index in widths)
     ]
     return len(tall) <= _TALL_SHARE * len(table.rows)
 
@@ -297,9 +297,9 @@ def _parts(
 ) -> list[dict[int, int]]:
     whole: dict[int, int] = {}
     least: dict[int, int] = {}
-    for place in places:
-        column = table.columns[place]
-        cells = [printable(row[place]) for row in table.rows]
+    for index in places:
+        column = table.columns[index]
+        cells = [printable(row[index]) for row in table.rows]
         unbroken = [
             part
             for cell in cells
@@ -308,17 +308,17 @@ def _parts(
             )
         ]
         # The first column stands beside each of the others.
-        room = width - between - least[0] if place else (width - between) // 2
+        room = width - between - least[0] if index else (width - between) // 2
         longest = max(map(cell_len, [*column.split(), *unbroken]), default=0)
-        least[place] = min(longest, room)
-        whole[place] = max(map(cell_len, [column, *cells]))
+        least[index] = min(longest, room)
+        whole[index] = max(map(cell_len, [column, *cells]))
     parts, free = [[0]], width - least[0]
-    for place in places[1:]:
-        if least[place] + between > free:
+    for index in places[1:]:
+        if least[index] + between > free:
             parts.append([0])
             free = width - least[0]
-        parts[-1].append(place)
-        free -= least[place] + between
+        parts[-1].append(index)
+        free -= least[index] + between
     return [
         _widen(part, table.columns, whole, least, width + between - between * len(part))
         for part in parts
@@ -336,12 +336,12 @@ def _widen(
 
     A column of figures lacks nothing but a heading on one line.
     """
-    widths = {place: least[place] for place in part}
+    widths = {index: least[index] for index in part}
     free = width - sum(widths.values())
-    lack = [(columns[place] not in WORDS, whole[place] - least[place], place) for place in part]
-    for _, _, place in sorted(lack):
-        more = min(whole[place] - least[place], max(free, 0))
-        widths[place] += more
+    lack = [(columns[index] not in WORDS, whole[index] - least[index], index) for index in part]
+    for _, _, index in sorted(lack):
+        more = min(whole[index] - least[index], max(free, 0))
+        widths[index] += more
         free -= more
     return widths
 
@@ -350,12 +350,12 @@ def _draw(table: Table, widths: Mapping[int, int], between: int) -> RichTable:
     # The box itself puts one between columns.
     padding = (0, 1, 0, between - 2)
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-    for place, width in widths.items():
-        column = table.columns[place]
+    for index, width in widths.items():
+        column = table.columns[index]
         justify: Literal["left", "right"] = "left" if column in WORDS else "right"
         drawn.add_column(column, justify=justify, width=width, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(_safe(row[place]) for place in widths))
+        drawn.add_row(*(_safe(row[index]) for index in widths))
     return drawn
 
 

@@ -59,7 +59,9 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     page = Page(answer=say_tuning(tuned))
     page.findings = [*_findings(tuned), *_untellable(tuned.prospects)]
     measured = [run.outcome.measurement for run in tuned.standing.runs]
-    is_served = any(one is not None and one.served is not None for one in measured)
+    is_served = any(
+        measurement is not None and measurement.served is not None for measurement in measured
+    )
     page.tables = [_serving_table(tuned) if is_served else _run_table(tuned)]
     if tuned.prospects.refused:
         refused = ((describe_refused(option), option.reason) for option in tuned.prospects.refused)
@@ -67,44 +69,44 @@ def tune_page(tuned: Tuning, records: str, next_command: str) -> Page:
     page.notes = [f"times: {tuned.standing.basis}", f"stopped: {tuned.stop.why}"]
     if any(map(tuned.standing.grew, tuned.standing.runs)):
         page.notes.append("a larger batch changes training")
-    told = [run for run in tuned.standing.runs if run.outcome.message]
-    page.notes += [f"run {run.number}: {run.outcome.message}" for run in told]
+    detail = [run for run in tuned.standing.runs if run.outcome.message]
+    page.notes += [f"run {run.number}: {run.outcome.message}" for run in detail]
     page.notes.append(f"records: {tuned.bench.folder}{records}")
     page.next_command = next_command
     return page
 
 
-def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], found: Prospects | None) -> Page:
+def dry_page(commands: list[tuple[Setting, tuple[str, ...]]], prospects: Prospects | None) -> Page:
     """Lay out what would be run, without running it."""
     setting, words = commands[0]
-    page = Page(answer=f"Would first run it as it is: {shlex.join(words)}")
-    if found is None:
-        told = ", ".join(setting.knobs())
+    page = Page(answer=f"First run, unchanged: {shlex.join(words)}")
+    if prospects is None:
+        detail = ", ".join(setting.knobs())
         page.notes = [
-            f"then what a plan made of that run promises, by: {told}",
-            "once it has run, this shows what that is; of traces, debubble plan does",
+            f"then the best options that a plan of that run predicts, by: {detail}",
+            "after the first run this lists them; of traces, debubble plan does",
         ]
         return page
-    worth = [prospect for prospect in found.tries if prospect.worth]
+    worth = [prospect for prospect in prospects.tries if prospect.worth]
     if not worth:
-        page.findings = ["Then nothing: no option is predicted to gain beyond the noise."]
-    table = Table(columns=("would try", "throughput", "batch"), title="then, the best first")
+        page.findings = ["Then nothing: no option is predicted to gain more than the noise."]
+    table = Table(columns=("would try", "throughput", "batch"), title="then, best first")
     for prospect in worth:
         table.add(
             _marked(prospect.setting, prospect.expected),
-            show_known(prospect.expected, _predicted, "not known"),
+            show_known(prospect.expected, _predicted, "unknown"),
             show_known(prospect.expected, lambda expected: show_seconds(expected.batch_latency_s)),
         )
     page.tables = [table] if worth else []
-    page.findings += _untellable(found)
+    page.findings += _untellable(prospects)
     page.lines = [shlex.join(words) for _, words in commands[1:]]
     return page
 
 
 def say_start(setting: Setting, why: str, expected: Expectation | None, done: int) -> str:
     """Say which run begins."""
-    said = f", predicted {_predicted(expected)}" if expected else ""
-    return f"run {done + 1}: {_marked(setting, expected)} ({why}{said})"
+    sentences = f", predicted {_predicted(expected)}" if expected else ""
+    return f"run {done + 1}: {_marked(setting, expected)} ({why}{sentences})"
 
 
 def _marked(setting: Setting, expected: Expectation | None) -> str:
@@ -115,19 +117,19 @@ def _marked(setting: Setting, expected: Expectation | None) -> str:
 def say_end(run: Run) -> str:
     """Say what came of a run, in a line."""
     measurement = run.outcome.measurement
-    told = f": {run.outcome.message}" if run.outcome.message else ""
+    detail = f": {run.outcome.message}" if run.outcome.message else ""
     if run.outcome.kind is Kind.MEASURED and measurement is not None and measurement.served:
         out, first, later = _served(measurement.served)
-        told = f": {out} tokens/s, first token after {first}, then one every {later}"
+        detail = f": {out} tokens/s, first token after {first}, then one every {later}"
     elif run.outcome.kind is Kind.MEASURED and measurement is not None:
-        told = f": batch latency {_latency(measurement)}, bubble {_bubble(measurement)}"
-        told += f"; {run.outcome.message}" if run.outcome.message else ""
-    return f"run {run.number}: {_WORDS[run.outcome.kind]}{told}"
+        detail = f": batch latency {_latency(measurement)}, bubble {_bubble(measurement)}"
+        detail += f"; {run.outcome.message}" if run.outcome.message else ""
+    return f"run {run.number}: {_WORDS[run.outcome.kind]}{detail}"
 
 
 def _findings(tuned: Tuning) -> list[str]:
     standing, winner = tuned.standing, tuned.winner
-    said = [line for line in (_say_crowded(tuned), _say_unsteady(tuned)) if line]
+    sentences = [line for line in (_say_crowded(tuned), _say_unsteady(tuned)) if line]
     if winner is not None:
         before, after = standing.of(standing.now), standing.of(winner)
         counts = f"{len(before)} and {len(after)} runs, in turn"
@@ -135,34 +137,41 @@ def _findings(tuned: Tuning) -> list[str]:
         if compared is not None:
             rate = compared.deltas["throughput"]
             change = show_gain(rate.change or 0.0, *(rate.ci or (None, None)))
-            said.append(
+            sentences.append(
                 f"All runs together: throughput {change}, {counts}; {compared.confidence.value}."
             )
     if standing.hold == "microbatch" and tuned.scope.hold_of(standing) == "batch":
-        said.append(
+        sentences.append(
             "The command keeps the size of a microbatch: more of them are a larger batch, which "
             "changes training; --hold microbatch tries that."
         )
     if standing.ignored_knobs:
         knobs = ", ".join(f"{{{knob}}}" for knob in sorted(standing.ignored_knobs))
-        said.append(f"The command ignores {knobs}: what it was told did not come.")
+        sentences.append(f"The command ignores {knobs}: the values given were not used.")
     if standing.overlap_is_idle(tuned.scope.threshold):
-        said.append(
-            "Transfers beside compute change nothing: they gain nothing here, or the command "
-            "ignores {overlap}. Its traces do not tell which."
+        sentences.append(
+            "Overlap changes nothing: it gains nothing here, or the command ignores {overlap}; "
+            "the traces do not show which."
         )
-    return said
+    return sentences
 
 
 def _say_crowded(tuned: Tuning) -> str:
     """Say where ranks had to take turns on this machine's cores: no GPU, and fewer cores."""
     measured = [run.outcome.measurement for run in tuned.standing.measured]
-    on_cores = [one for one in measured if one is not None and not one.environment.devices]
-    ranks, cores = max((len(one.ranks) for one in on_cores), default=0), os.cpu_count() or 1
+    on_cores = [
+        measurement
+        for measurement in measured
+        if measurement is not None and not measurement.environment.devices
+    ]
+    ranks, cores = (
+        max((len(measurement.ranks) for measurement in on_cores), default=0),
+        os.cpu_count() or 1,
+    )
     if ranks <= cores:
         return ""
     crowd = f"{counted(ranks, 'rank')} on {counted(cores, 'core')}"
-    return f"{crowd}: they take turns, and what waits for what may be the machine's doing."
+    return f"{crowd}: ranks share cores, so that some waits come from this machine."
 
 
 def _say_unsteady(tuned: Tuning) -> str:
@@ -177,24 +186,24 @@ def _say_unsteady(tuned: Tuning) -> str:
     if len(known) < 2 or max(known) / min(known) - 1 <= tuned.scope.threshold:
         return ""
     varied = f"The unchanged setting varied {show_range(known, show_seconds)} from run to run"
-    return f"{varied}: smaller gains than that are not told from the machine's own."
+    return f"{varied}: smaller gains cannot be measured here."
 
 
-def _untellable(found: Prospects) -> list[str]:
+def _untellable(prospects: Prospects) -> list[str]:
     return [
-        f"Not tried, for the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
+        f"Not tried, as the command has no {{{untold.lever}}}: {describe(untold.option.change)}, "
         f"predicted {show_gain(untold.option.throughput_gain)}."
-        for untold in found.untellable
-    ] + _larger(found)
+        for untold in prospects.untellable
+    ] + _larger(prospects)
 
 
-def _larger(found: Prospects) -> list[str]:
+def _larger(prospects: Prospects) -> list[str]:
     """Name what a larger batch would gain, where that was not asked for."""
-    if found.larger is None:
+    if prospects.larger is None:
         return []
-    gain = show_gain(found.larger.throughput_gain)
-    what = f"{describe(found.larger.change)}, predicted {gain}"
-    return [f"Not tried, for a larger batch changes training: {what}; --hold microbatch tries it."]
+    gain = show_gain(prospects.larger.throughput_gain)
+    what = f"{describe(prospects.larger.change)}, predicted {gain}"
+    return [f"Not tried, as a larger batch changes training: {what}; --hold microbatch tries it."]
 
 
 def _serving_table(tuned: Tuning) -> Table:
@@ -266,11 +275,11 @@ SCHEMA = "debubble.demo/1"
 def demo_page(made: Improvement, what_it_is: str, out: Path, commands: list[str]) -> Page:
     """Lay out what was found, what was predicted, what came, and where it lies."""
     page = Page(answer=say_comparison(made.compared))
-    change, found = describe(made.option.change), _found(made)
+    change, prospects = describe(made.option.change), _found(made)
     if made.plan.baseline.trains and made.option.change.grows_batch:
         change += f"{_LARGER[:-1]}, which changes training)"
     page.findings = [
-        f"Found: {found[:1].lower()}{found[1:]}",
+        f"Found: {prospects[:1].lower()}{prospects[1:]}",
         f"Planned: {change}: {show_gain(made.option.throughput_gain)} throughput.",
         f"Measured: a batch {made.check.sentence}.",
     ]
@@ -318,10 +327,10 @@ def demo_json(made: Improvement, what_it_is: str, out: Path, commands: list[str]
 
 def _found(made: Improvement) -> str:
     """Say what `find` says of an uneven split; else of what it names first."""
-    found = answer_find(made.before)
-    named = sorted(found.named, key=lambda cause: cause.cause != Cause.IMBALANCE)
-    said = [f"{cause.sentence[:1].upper()}{cause.sentence[1:]}." for cause in named[:1]]
-    return " ".join([found.verdict, *said])
+    prospects = answer_find(made.before)
+    named = sorted(prospects.named, key=lambda cause: cause.cause != Cause.IMBALANCE)
+    sentences = [f"{cause.sentence[:1].upper()}{cause.sentence[1:]}." for cause in named[:1]]
+    return " ".join([prospects.verdict, *sentences])
 
 
 def _shown(name: str, value: float) -> str:

@@ -250,7 +250,7 @@ def _plan(capture: Mapping[str, Any]) -> str:
         why = capture.get("no_plan")
         return f" No plan is watched: {safe(why)}." if why else ""
     if not plan["change"]:
-        return " By this capture nothing that was tried is sure to gain."
+        return " By this capture no option is certain to gain."
     gain = show_share(plan["gain"])
     return f" By this capture {safe(plan['change'])} would gain {gain} of throughput."
 

@@ -11,11 +11,14 @@ is larger; beyond what its stage mostly takes, it is jitter.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from debubble.errors import Code, Gap
+from debubble.ledger.account import cut_steps
 from debubble.ledger.causes import CAUSES, Cause
 from debubble.ledger.ledger import MOST_OFF, Wait
 from debubble.ledger.model import Culprit, Example
@@ -24,12 +27,10 @@ from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts
 from debubble.serving.waits import Piece, Waits
 from debubble.timeline.bubble import turn_of
-from debubble.timeline.model import Intervals, split
+from debubble.timeline.model import F64, Intervals, RankTimeline, split
 from debubble.timeline.turns import Phase
-from debubble.units import NS_PER_S
+from debubble.units import NS_PER_S, show_percent
 
-# A stage that waits for others less than this of the time is what others wait for.
-_SATURATED = 0.1
 # More batches in flight that buy less than this are not what is missing: one fewer than stages, of
 # up to eight equal ones, costs more; and one setting differs by 6 % from start to start.
 _GAINS = 0.1
@@ -88,6 +89,21 @@ class StreamAccount:
         """The span."""
         return self.batches.span[1] - self.batches.span[0]
 
+    @property
+    def gaps(self) -> tuple[Gap, ...]:
+        """What it had to do without."""
+        if self.replay_error is None or abs(self.replay_error) <= MOST_OFF:
+            return ()
+        return (
+            Gap(
+                code=Code.REPLAY_MISSES,
+                message="the replay of the batches as they are misses them by "
+                f"{show_percent(abs(self.replay_error))}: the captures lack some of what ran, or "
+                "what held batches up, and nothing is said of what a repair would save",
+                hint="capture all ranks at once, without a pause; shares of causes are measured",
+            ),
+        )
+
     def causes(self, place: int | None = None) -> dict[Cause, int]:
         """Return the nanoseconds under each cause, of all ranks or of one."""
         total = dict.fromkeys(CAUSES, 0)
@@ -102,100 +118,114 @@ class StreamAccount:
         return {cause: length / max(whole, 1) for cause, length in self.causes(place).items()}
 
 
+class _Cut(NamedTuple):
+    """A stretch in which a rank computed nothing."""
+
+    place: int
+    piece: Piece
+    cause: Cause
+
+
 def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
     """Say where the time went; `slow` are the hops that carry less than their peers."""
-    waits = Waits(batches)
     queue = measure_queue(batches)
-    turn = _measured_turn(batches, queue)
-    # Where a broadcast of tokens holds the next batch up, no stage sets the pace.
-    longest = None if batches.held_back else _bottleneck(waits, queue)
-    cutter = _Cutter(batches, waits, longest)
-    spent: defaultdict[tuple[int, Cause], int] = defaultdict(int)
-    blamed: defaultdict[tuple[Cause, int, Hop | None], list[Example]] = defaultdict(list)
-    waited: defaultdict[tuple[Cause, int, Hop | None], int] = defaultdict(int)
+    turn = None
+    if queue is not None:
+        rows = np.isin(batches.start[:, 0], queue.entered)
+        turn = turn_of(batches.end[rows, -1], queue.in_flight or 1)
     names = [rank.rank for rank in batches.ranks]
-    listed: list[Wait] = []
+    slow_stages = tuple(names.index(hop[1]) for hop in slow if hop[1] in names[1:])
+    cutter = _Cutter(batches, queue, slow_stages)
+    spent: defaultdict[tuple[int, Cause], int] = defaultdict(int)
+    cuts: list[_Cut] = []
     for place, rank in enumerate(batches.ranks):
         for begin, end, works in split(rank.occupied, *batches.span):
             if works:
                 spent[place, Cause.COMPUTE] += end - begin
-                continue
-            for piece, found in cutter.causes(place, begin, end):
-                is_slow = found is Cause.TRANSFER and _hop(names, piece) in slow
-                cause = Cause.SLOW_LINK if is_slow else found
-                length = piece.end - piece.begin
-                spent[place, cause] += length
-                _add_wait(listed, rank.rank, piece, cause, _name(piece, names))
-                if piece.what and length:
-                    hop = _hop(names, piece) if piece.what == "wire" else None
-                    key = (cause, piece.stage, hop)
-                    waited[key] += length
-                    blamed[key].append(
-                        Example(
-                            file=rank.file,
-                            ts_us=rank.stamp_us(piece.begin),
-                            dur_us=length / 1000,
-                            rank=rank.rank,
-                            waits_for=_name(piece, names),
-                        )
-                    )
-    culprits = [
-        Culprit(
-            cause=cause,
-            rank=names[stage],
-            stage=None if hop is not None or cause in _OF_HOSTS else stage,
-            kind=None if hop is not None or cause in _OF_HOSTS else "F",
-            hop=hop,
-            wait_ns=waited[cause, stage, hop],
-            examples=tuple(sorted(blamed[cause, stage, hop], key=lambda one: -one.dur_us))[
-                :_EXAMPLES
-            ],
-        )
-        for cause, stage, hop in waited
-    ]
-    error = None
+            else:
+                cuts += [_Cut(place, *cut) for cut in cutter.causes(place, begin, end)]
+    for place, piece, cause in cuts:
+        spent[place, cause] += piece.end - piece.begin
     savings: tuple[StreamSaving, ...] = ()
-    if queue is not None and turn:
-        error = queue.turn_ns() / turn - 1
-        if abs(error) <= MOST_OFF:
-            savings = _savings(batches, queue, turn, names, slow)
+    culprits = _find_culprits(cuts, batches.ranks)
+    error = queue.turn_ns() / turn - 1 if queue is not None and turn else None
+    if queue is not None and turn and error is not None and abs(error) <= MOST_OFF:
+        savings = _savings(batches, queue, turn, slow_stages, culprits)
     return StreamAccount(
         batches=batches,
         queue=queue,
         spent=dict(spent),
-        culprits=tuple(sorted(culprits, key=lambda one: -one.wait_ns)),
+        culprits=culprits,
         savings=savings,
         replay_error=error,
         turn_ns=turn,
-        slow=tuple(names.index(hop[1]) for hop in slow if hop[1] in names[1:]),
-        waits=tuple(listed),
+        slow=slow_stages,
+        waits=_list_waits(cuts, names),
     )
 
 
-def _add_wait(waits: list[Wait], rank: int, piece: Piece, cause: Cause, whom: str) -> None:
-    """Add a stretch; one that touches the last, of one cause and for one thing, makes it longer."""
-    last = waits[-1] if waits else None
-    if (
-        last is not None
-        and (last.rank, last.cause, last.waits_for) == (rank, cause, whom)
-        and last.end_ns == piece.begin
-    ):
-        waits[-1] = replace(last, end_ns=piece.end)
-    elif piece.begin < piece.end:
-        waits.append(
-            Wait(
-                rank=rank,
-                step=None,
-                start_ns=piece.begin,
-                end_ns=piece.end,
-                cause=cause,
-                waits_for=whom,
+def _find_culprits(cuts: Sequence[_Cut], ranks: Sequence[RankTimeline]) -> tuple[Culprit, ...]:
+    """List whom ranks waited for, the longest first, each with its longest waits."""
+    names = [rank.rank for rank in ranks]
+    blamed: defaultdict[tuple[Cause, int, Hop | None], list[Example]] = defaultdict(list)
+    waited: defaultdict[tuple[Cause, int, Hop | None], int] = defaultdict(int)
+    for place, piece, cause in cuts:
+        length = piece.end - piece.begin
+        if not piece.what or not length:
+            continue
+        hop = (names[piece.stage - 1], names[piece.stage]) if piece.what == "wire" else None
+        key = (cause, piece.stage, hop)
+        waited[key] += length
+        blamed[key].append(
+            Example(
+                file=ranks[place].file,
+                ts_us=ranks[place].stamp_us(piece.begin),
+                dur_us=length / 1000,
+                rank=names[place],
+                waits_for=_name(piece, names),
             )
         )
+    culprits = []
+    for (cause, stage, hop), examples in blamed.items():
+        of_pass = hop is None and cause not in _OF_HOSTS
+        longest = sorted(examples, key=lambda example: -example.dur_us)
+        culprits.append(
+            Culprit(
+                cause=cause,
+                rank=names[stage],
+                stage=stage if of_pass else None,
+                kind="F" if of_pass else None,
+                hop=hop,
+                wait_ns=waited[cause, stage, hop],
+                examples=tuple(longest[:_EXAMPLES]),
+            )
+        )
+    return tuple(sorted(culprits, key=lambda culprit: -culprit.wait_ns))
 
 
-def _hop(names: Sequence[int], piece: Piece) -> Hop:
-    return names[piece.stage - 1], names[piece.stage]
+def _list_waits(cuts: Sequence[_Cut], names: Sequence[int]) -> tuple[Wait, ...]:
+    """Return every wait; stretches that touch and have one cause and one culprit are one."""
+    waits: list[Wait] = []
+    for place, piece, cause in cuts:
+        whom, last = _name(piece, names), waits[-1] if waits else None
+        if (
+            last is not None
+            and (last.rank, last.cause, last.waits_for) == (names[place], cause, whom)
+            and last.end_ns == piece.begin
+        ):
+            waits[-1] = replace(last, end_ns=piece.end)
+        elif piece.begin < piece.end:
+            waits.append(
+                Wait(
+                    rank=names[place],
+                    step=None,
+                    start_ns=piece.begin,
+                    end_ns=piece.end,
+                    cause=cause,
+                    waits_for=whom,
+                )
+            )
+    return tuple(waits)
 
 
 def _name(piece: Piece, names: Sequence[int]) -> str:
@@ -218,9 +248,11 @@ _OF_WHAT = {
 class _Cutter:
     """Cuts what ranks waited for into causes."""
 
-    def __init__(self, batches: Batches, waits: Waits, longest: int | None) -> None:
-        """Take the stage that sets the pace; None where more batches in flight would quicken it."""
-        self._b, self._waits, self._longest = batches, waits, longest
+    def __init__(self, batches: Batches, queue: Queue | None, slow: Sequence[int]) -> None:
+        """`slow` are stages whose incoming hop carries less than its peers."""
+        self._b, self._waits, self._slow = batches, Waits(batches, queue), slow
+        # Where a broadcast of tokens holds the next batch up, no stage sets the pace.
+        self._longest = None if batches.held_back else _bottleneck(queue)
         self._typical, self._equal = _typical(batches)
 
     def causes(self, place: int, begin: int, end: int) -> Iterator[tuple[Piece, Cause]]:
@@ -244,6 +276,8 @@ class _Cutter:
                     yield from self._cut_pass(piece, following)
                 elif piece.what == "host" and not unissued and not piece.behind:
                     yield piece._replace(what=""), Cause.UNEXPLAINED
+                elif piece.what == "wire" and piece.stage in self._slow:
+                    yield piece, Cause.SLOW_LINK
                 else:
                     yield piece, _OF_WHAT[piece.what]
             at = until
@@ -263,42 +297,41 @@ class _Cutter:
 
     def _cut_pass(self, piece: Piece, following: int) -> Iterator[tuple[Piece, Cause]]:
         """Cut a pass that is waited for by how far it is."""
-        longest = self._longest
         phase = int(self._b.phase[piece.batch])
         before = int(self._b.phase[following - 1]) if following > 0 else phase
         equal, typical = self._equal[phase], self._typical[piece.stage, phase]
         began = int(self._b.start[piece.batch, piece.stage])
-        began = piece.begin if began == UNSEEN else began
-        held_up = Cause.IN_FLIGHT if longest is None else Cause.IMBALANCE
+        into = 0 if began == UNSEEN else piece.begin - began
+        paced, held_up = self._longest is not None, Cause.IN_FLIGHT
         if self._b.starved:
             held_up = Cause.NO_WORK
         elif piece.behind or self._b.held_back:
             held_up = Cause.TOKEN_BROADCAST
-        cuts = (
-            (began + round(min(self._equal[before], equal)), held_up),
-            (began + round(equal), Cause.UNEVEN),
-            (began + round(max(equal, typical)), Cause.IMBALANCE),
-            (piece.end, Cause.JITTER),
+        elif paced:
+            held_up = Cause.IMBALANCE
+        share = round(min(self._equal[before], equal)) - into
+        parts = (
+            (share, held_up),
+            (round(equal) - into, Cause.UNEVEN),
+            (round(max(equal, typical)) - into, Cause.IMBALANCE),
         )
-        start = piece.begin
-        for number, (moment, cause) in enumerate(cuts):
-            stop = min(max(moment, start), piece.end)
-            if start < stop:
-                paced = number == 0 and longest is not None and held_up is Cause.IMBALANCE
-                blamed = longest if paced and longest is not None else piece.stage
-                yield piece._replace(begin=start, end=stop, stage=blamed), cause
-                start = stop
+        for begin, end, cause in cut_steps(piece.begin, piece.end, parts, Cause.JITTER):
+            stage = piece.stage
+            if held_up is Cause.IMBALANCE and self._longest is not None:
+                stage = self._longest if begin < piece.begin + share else stage
+            yield piece._replace(begin=begin, end=end, stage=stage), cause
 
 
-def _bottleneck(waits: Waits, queue: Queue | None) -> int | None:
+def _bottleneck(queue: Queue | None) -> int | None:
     """Return the stage that sets the pace; None where more batches in flight would quicken it."""
-    shares = [waits.own_share(stage) for stage in range(waits.stages)]
-    busiest = int(np.argmax(shares))
-    if queue is None or queue.in_flight is None:
-        return busiest if shares[busiest] > 1 - _SATURATED else None
-    twice = 2 * queue.in_flight
-    gains = 1 - with_slots(queue, twice).turn_ns(twice) / queue.turn_ns(twice)
-    return busiest if gains < _GAINS else None
+    if queue is None:
+        return None
+    if queue.in_flight is not None:
+        twice = 2 * queue.in_flight
+        if 1 - with_slots(queue, twice).turn_ns(twice) / queue.turn_ns(twice) >= _GAINS:
+            return None
+    taken = queue.length + queue.turn + queue.wire + queue.begin
+    return int(taken.sum(axis=0).argmax())
 
 
 def _typical(batches: Batches) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
@@ -317,99 +350,86 @@ def _typical(batches: Batches) -> tuple[dict[tuple[int, int], float], dict[int, 
     return typical, equal
 
 
-def _measured_turn(batches: Batches, queue: Queue | None) -> float | None:
-    if queue is None:
-        return None
-    rows = np.flatnonzero(np.isin(batches.start[:, 0], queue.entered))
-    return turn_of(batches.end[rows, -1], queue.in_flight or 1)
-
-
 def _savings(
-    batches: Batches, queue: Queue, turn: float, names: Sequence[int], slow: Sequence[Hop]
+    batches: Batches, queue: Queue, turn: float, slow: Sequence[int], culprits: Sequence[Culprit]
 ) -> tuple[StreamSaving, ...]:
     """Replay the batches with each cause put right."""
-    phase = batches.phase[np.isin(batches.start[:, 0], queue.entered)]
-    median = np.zeros(queue.length.shape)
-    for one in np.unique(phase).tolist():
-        median[phase == one] = np.median(queue.length[phase == one], axis=0)
-    equal = median.mean(axis=1, keepdims=True)
-    longest = int(median.mean(axis=0).argmax())
-    held, released = batches.held_back, without_broadcasts(batches, queue)
-    gaps = queue.length - queue.busy
-    slowest_host = int(np.median(gaps + queue.turn, axis=0).argmax())
-    alike = median.mean(axis=0, keepdims=True)  # what a stage takes, whichever phase
-    repaired = queue.wire.copy()
-    stages = [names.index(hop[1]) for hop in slow]
-    well = [stage for stage in range(1, batches.stages) if stage not in stages]
-    if well:  # each message as its like on the other hops: small ones may be well on a slow hop
-        usual = whole(np.median(queue.wire[:, well], axis=1))
-        for stage in stages:
-            repaired[:, stage] = np.minimum(queue.wire[:, stage], usual)
-    too_long = queue.wire - repaired
-    remedies: list[tuple[Cause, Callable[[], Queue], int | None, Hop | None]] = [
-        (
-            Cause.IMBALANCE,
-            lambda: replace(queue, length=whole(queue.length * equal / np.maximum(median, 1))),
-            longest,
-            None,
-        ),
-        (
-            Cause.UNEVEN,
-            lambda: replace(queue, length=whole(queue.length * alike / np.maximum(median, 1))),
-            None,
-            None,
-        ),
-        (
-            Cause.JITTER,
-            lambda: replace(queue, length=whole(np.minimum(queue.length, median))),
-            int((queue.length - median).clip(0).sum(axis=0).argmax()),
-            None,
-        ),
-        (Cause.TRANSFER, lambda: replace(queue, wire=too_long), None, None),
-        (Cause.WAY_BACK, lambda: replace(queue, back=np.zeros_like(queue.back)), None, None),
-        (
-            Cause.HOST,
-            lambda: replace(
-                queue,
-                length=queue.busy,
-                turn=np.zeros_like(queue.turn),
-                begin=np.maximum(queue.begin - released.begin, 0)
-                if held
-                else np.zeros_like(queue.begin),
-                lag=np.maximum(queue.lag - released.lag, 0) if held else np.zeros_like(queue.lag),
-            ),
-            slowest_host,
-            None,
-        ),
-    ]
-    slots = queue.in_flight
-    if slots is not None and batches.starved:
-        # With so few requests the next batch of each waits for its own token, broadcast or not.
-        filled = with_slots(released if held else queue, max(batches.stages, slots))
-        remedies.append((Cause.NO_WORK, lambda: filled, None, None))
-    elif slots is not None and held:
-        remedies.append((Cause.TOKEN_BROADCAST, lambda: released, None, None))
-    elif slots is not None and slots < batches.stages:
-        # Beyond one for every stage, what more of them do is another question: they are smaller.
-        for_each = with_slots(queue, batches.stages)
-        remedies.append((Cause.IN_FLIGHT, lambda: for_each, None, None))
-    if slow:
-        remedies.append((Cause.SLOW_LINK, lambda: replace(queue, wire=repaired), None, slow[0]))
-    now = queue.turn_ns()
-    found = []
-    for cause, remedy, culprit, slow_hop in remedies:
-        put_right = remedy()
-        saved = now - put_right.turn_ns()
-        if put_right.in_flight is not None and put_right.in_flight != queue.in_flight:
-            saved = queue.turn_ns(put_right.in_flight) - put_right.turn_ns()
-        found.append(
+    mostly, now = _usual_lengths(batches, queue), queue.turn_ns()
+    longest = {
+        Cause.IMBALANCE: mostly.mean(axis=0),
+        Cause.JITTER: (queue.length - mostly).clip(0).sum(axis=0),
+        Cause.HOST: np.median(queue.length - queue.busy + queue.turn, axis=0),
+    }
+    whose = {cause: int(lasts.argmax()) for cause, lasts in longest.items()}
+    for culprit in reversed(culprits):
+        if culprit.cause is Cause.TOKEN_BROADCAST and culprit.stage is not None:
+            whose[culprit.cause] = culprit.stage
+    names, savings = [rank.rank for rank in batches.ranks], []
+    for cause, other in _put_right(batches, queue, mostly, slow).items():
+        saved = now - other.turn_ns()
+        if other.in_flight is not None and other.in_flight != queue.in_flight:
+            saved = queue.turn_ns(other.in_flight) - other.turn_ns()
+        is_slow = cause is Cause.SLOW_LINK
+        savings.append(
             StreamSaving(
                 cause=cause,
                 turn_ns=turn - saved,
                 saved_ns=saved,
-                culprit=culprit,
-                hop=slow_hop,
+                culprit=whose.get(cause),
+                hop=(names[slow[0] - 1], names[slow[0]]) if is_slow else None,
                 inflated=cause is Cause.HOST,
             )
         )
-    return tuple(sorted(found, key=lambda one: (one.inflated, -one.saved_ns)))
+    return tuple(sorted(savings, key=lambda saving: (saving.inflated, -saving.saved_ns)))
+
+
+def _usual_lengths(batches: Batches, queue: Queue) -> F64:
+    """Return what each pass takes mostly: the median of its stage and phase."""
+    phase = batches.phase[np.isin(batches.start[:, 0], queue.entered)]
+    mostly = np.zeros(queue.length.shape)
+    for one in np.unique(phase).tolist():
+        mostly[phase == one] = np.median(queue.length[phase == one], axis=0)
+    return mostly
+
+
+def _put_right(
+    batches: Batches, queue: Queue, mostly: F64, slow: Sequence[int]
+) -> dict[Cause, Queue]:
+    """Return the queue without each cause."""
+    held, released = batches.held_back, without_broadcasts(batches, queue)
+    repaired, nothing = queue.wire.copy(), np.zeros_like(queue.turn)
+    well = [stage for stage in range(1, batches.stages) if stage not in slow]
+    for stage in slow if well else ():
+        # Each message as its like on the other hops: small ones may be well on a slow hop.
+        usual = whole(np.median(queue.wire[:, well], axis=1))
+        repaired[:, stage] = np.minimum(queue.wire[:, stage], usual)
+    equal = mostly.mean(axis=1, keepdims=True) / np.maximum(mostly, 1)
+    # What a stage takes, whichever phase.
+    alike = mostly.mean(axis=0, keepdims=True) / np.maximum(mostly, 1)
+    found = {
+        Cause.IMBALANCE: replace(queue, length=whole(queue.length * equal)),
+        Cause.UNEVEN: replace(queue, length=whole(queue.length * alike)),
+        Cause.JITTER: replace(queue, length=whole(np.minimum(queue.length, mostly))),
+        Cause.TRANSFER: replace(queue, wire=queue.wire - repaired),
+        Cause.WAY_BACK: replace(queue, back=np.zeros_like(queue.back)),
+        Cause.HOST: replace(
+            queue,
+            length=queue.busy,
+            turn=nothing,
+            begin=np.maximum(queue.begin - released.begin, 0) if held else nothing,
+            lag=np.maximum(queue.lag - released.lag, 0) if held else nothing,
+        ),
+    }
+    slots = queue.in_flight
+    if slots is not None and batches.starved:
+        # With so few requests the next batch of each waits for its own token, broadcast or not.
+        filled = with_slots(released if held else queue, max(batches.stages, slots))
+        found[Cause.NO_WORK] = filled
+    elif slots is not None and held:
+        found[Cause.TOKEN_BROADCAST] = released
+    elif slots is not None and slots < batches.stages:
+        # Beyond one for every stage, what more of them do is another question: they are smaller.
+        found[Cause.IN_FLIGHT] = with_slots(queue, batches.stages)
+    if slow:
+        found[Cause.SLOW_LINK] = replace(queue, wire=repaired)
+    return found

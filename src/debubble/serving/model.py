@@ -18,10 +18,11 @@ from debubble.serving.batches import Batches
 from debubble.serving.costs import Costs, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
+from debubble.timeline.bubble import FEWEST_BATCHES
 from debubble.timeline.turns import Phase
 from debubble.trace.columns import RankTrace
 from debubble.trace.server_notes import Span
-from debubble.units import show_percent
+from debubble.units import counted, show_percent
 
 # A model that misses the run as it is by more may not price anything.
 MOST_OFF = 0.05
@@ -92,7 +93,7 @@ def model_server(
     costs = measure_costs(batches, queue, traces, layers)
     if costs is None:
         raise NoFit(
-            "no batch that only decodes was captured: what a token takes is not known",
+            "no decode batch was captured: the time per token is unknown",
             hint="capture longer, with record_shapes=True",
         )
     if costs.prompts is None:
@@ -111,7 +112,7 @@ def model_server(
             traffic = replace(traffic, clients=traffic.clients + waiting)
     if costs.prompts is None and traffic.prompt > 0:
         raise NoFit(
-            "no batch with a prompt was captured: what prompts take is not known",
+            "no batch with a prompt was captured: the time of prompts is unknown",
             hint="capture longer: some prompts must fall into it",
         )
     traffic = replace(traffic, in_step=batches.in_step)
@@ -157,7 +158,7 @@ def _land(  # noqa: PLR0913, PLR0917 (what was captured, fitted, asked and measu
             return _Landing(hosts, modelled, off, profiled=False)
         if not account.batches.turn_known:
             raise NoFit(
-                "no pace of hosts lands on what the server did without the profiler",
+                "no host speed reproduces the unprofiled throughput of the server",
                 hint="state the traffic that it had then: --load 'clients=32 prompt=512 output=48'",
             )
         # Labels show what holds batches up, and it is not hosts: figures stay profiled.
@@ -167,10 +168,18 @@ def _land(  # noqa: PLR0913, PLR0917 (what was captured, fitted, asked and measu
     if captured:
         off = modelled.tokens_out_per_s / captured - 1
     if abs(missed) > MOST_OFF or abs(off) > MOST_PLAYED_OFF:
+        rounds = len(queue) // setting.in_flight
+        if rounds < FEWEST_BATCHES:
+            raise NoFit(
+                f"{counted(len(queue), 'batch', 'batches')} were seen from end to end, "
+                f"{counted(rounds, 'round')} of the {setting.in_flight} in flight: too few to hold "
+                "a model against",
+                hint="capture longer",
+            )
         worst = missed if abs(missed) > MOST_OFF else off
         raise NoFit(
-            f"the model misses the captured batches by {show_percent(abs(worst))}",
-            hint="capture steady traffic; what the batches wait for, `find` says",
+            f"model error {show_percent(abs(worst))} on the captured batches: no predictions",
+            hint="capture steady traffic; `find` says what the batches wait for",
         )
     return _Landing(1.0, modelled, off, profiled=True)
 
@@ -193,12 +202,12 @@ def _queue_of(account: StreamAccount) -> Queue:
     batches, queue = account.batches, account.queue
     if queue is None or len(queue) <= (queue.in_flight or 0):
         raise NoFit(
-            f"{len(queue or ())} batches were seen from end to end: too few to show the way back",
+            f"{len(queue or ())} batches were captured from first to last stage: too few",
             hint="capture longer, all ranks at once",
         )
     if queue.in_flight is None or not batches.stream.sure:
         raise NoFit(
-            "the captured batches tell no number in flight",
+            "the number of batches in flight is unknown",
             hint="state what the server keeps with --in-flight-measured, or capture some hundred "
             "milliseconds of steady traffic with prompts in it, all ranks at once",
         )

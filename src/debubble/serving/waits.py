@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.serving.batches import UNSEEN, Batches
+from debubble.serving.queue import Queue
 from debubble.simulate.events import Edges, Happened, Stretch
 from debubble.timeline.model import AT_ONCE_NS, I64
 
@@ -54,7 +55,7 @@ class Passes(NamedTuple):
 class Waits:
     """Says why a rank waited, for any wait of a stream."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, queue: Queue | None) -> None:
         self._batches = batches
         self.stages = batches.stages
         self.passes: list[Passes] = []
@@ -62,7 +63,8 @@ class Waits:
             rows = np.flatnonzero(batches.start[:, stage] != UNSEEN)
             start, end = batches.start[rows, stage], batches.end[rows, stage]
             self.passes.append(Passes(start.tolist(), end.tolist(), rows.tolist()))
-        self._usual_back = self._measure_back()
+        back = queue.back[queue.back > 0] if queue is not None else ()
+        self._usual_back = int(np.median(back)) if len(back) else 0
         self._happened, self._meeting_of = self._build()
 
     def at(self, stage: int, moment: int) -> tuple[int, int, int]:
@@ -73,21 +75,6 @@ class Waits:
         if number and ends[number - 1] > moment:
             return rows[number - 1], following, ends[number - 1]
         return UNSEEN, following, starts[number] if number < len(rows) else self._batches.span[1]
-
-    def own_share(self, stage: int) -> float:
-        """Return how much of the span a stage was with a batch, its host's turns and wires too."""
-        begin, end = self._batches.span
-        waits = 0
-        at = begin
-        while at < end:
-            current, following, until = self.at(stage, at)
-            until = min(until, end)
-            if current < 0:
-                for piece in self.follow(stage, following, at, until):
-                    is_own = piece.stage == stage and piece.what not in {"", "idle", "back"}
-                    waits += 0 if is_own else piece.end - piece.begin
-            at = max(until, at + 1)
-        return 1 - waits / max(end - begin, 1)
 
     def follow(self, stage: int, batch: int, begin: int, end: int) -> Iterator[Piece]:
         """Yield why a batch has not started on a stage that is in no pass: pieces that cover it."""
@@ -163,16 +150,6 @@ class Waits:
                 yield Piece(usual, end, "idle", 0, batch)
         else:
             yield Piece(begin, end, "back" if left > before else "host", 0, batch)
-
-    def _measure_back(self) -> int:
-        slots, batches = self._batches.in_flight, self._batches
-        if not slots or slots >= len(batches):
-            return 0
-        since = batches.entered[slots:] - np.maximum(
-            batches.end[:-slots, -1], batches.end[slots - 1 : -1, 0]
-        )
-        known = (batches.start[slots:, 0] != UNSEEN) & (batches.end[:-slots, -1] != UNSEEN)
-        return int(np.median(since[known])) if known.any() else 0
 
     def _event(self, batch: int, stage: int, moment: int) -> int:
         return (batch * self.stages + stage) * _MOMENTS + moment

@@ -296,8 +296,8 @@ def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
     if min(sizes) <= 0:
         if stated is None:
             raise UsageError(
-                "messages do not tell how many tokens the runs had",
-                hint="say it with --tokens-measured N,N",
+                "the tokens of the two runs are unknown",
+                hint="give --tokens-measured N,N",
             )
         return stated
     seen = sizes[1] / sizes[0]

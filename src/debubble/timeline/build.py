@@ -128,7 +128,7 @@ def refuse_unread_devices(traces: Iterable[RankTrace]) -> None:
         # CPU operators are not what such a device was busy with.
         if not len(trace.kernels) and any(gap.code in unread for gap in trace.gaps):
             raise NoPipeline(
-                "no pipeline can be told: what these devices did is not read",
+                "no pipeline: events of these devices are not read",
                 hint="CUDA, ROCm, XPU and Ascend are read; of any device, a table of passes is",
                 file=trace.file,
             )
@@ -136,7 +136,7 @@ def refuse_unread_devices(traces: Iterable[RankTrace]) -> None:
         sends_unknown |= bool((trace.kernels.kind == KernelKind.PEER).any())
     if sends_unknown and not told:
         raise NoPipeline(
-            "no pipeline can be told: messages of these devices do not say who they go to",
+            "no pipeline: messages of these devices have no peers",
             hint="give a table of passes, or spans of passes",
         )
 
@@ -267,6 +267,6 @@ def _no_pipeline(parts: Sequence[NoPipelineHere], unknown_groups: Sequence[Gap])
             hint="`debubble inspect` says what they hold; collectives alone make no pipeline",
         )
     return NoPipeline(
-        f"no pipeline can be told: the peers of all {counted(posts, 'message')} are unknown",
+        f"no pipeline: the peers of all {counted(posts, 'message')} are unknown",
         hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
     )

@@ -103,7 +103,7 @@ def choose_groups(
         gaps.append(
             Gap(
                 code=Code.UNKNOWN_GROUP,
-                message=f"{count} left out: their process group, and so their peer, cannot be told",
+                message=f"{count} left out: their process group, and so their peer, is unknown",
                 hint="name the pipeline's group, such as new_group(ranks, group_desc='pp')",
                 file=trace.file,
                 rank=rank,

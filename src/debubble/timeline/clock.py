@@ -142,8 +142,8 @@ def name_wrong(clocks: Clocks) -> list[Gap]:
         Gap(
             code=Code.CLOCK_OFF,
             message=f"its clock is {show_duration(abs(offset - middle))} "
-            f"{'behind' if offset > middle else 'ahead of'} the others'; its messages lay it "
-            f"with theirs, give or take {show_duration(clocks.uncertainty_ns)}",
+            f"{'behind' if offset > middle else 'ahead of'} the others; corrected by its "
+            f"messages, to within {show_duration(clocks.uncertainty_ns)}",
             hint="is it of another run? Else set the clocks of the hosts by NTP; a trace may also "
             "state a wrong base time",
             rank=rank,
@@ -184,10 +184,10 @@ def find_jumps(transfers: Transfers, ranks: Iterable[int]) -> list[Gap]:
     return [
         Gap(
             code=Code.CLOCK_OFF,
-            message="in the midst of the capture "
-            + ("messages of rank {} to rank {}".format(*who) if len(who) > 1 else "its messages")
-            + f" shift by {show_duration(abs(by))}, for "
-            "good: a clock jumped, a part is missing, or the link became another",
+            message="during the capture "
+            + ("messages from rank {} to rank {}".format(*who) if len(who) > 1 else "its messages")
+            + f" shift by {show_duration(abs(by))} "
+            "permanently: a clock jumped, a part is missing, or the link changed",
             hint="record again; is a clock set in steps while the job runs?",
             rank=who[0] if len(who) == 1 else None,
         )

@@ -205,7 +205,7 @@ def hold_against(
         code=Code.SCHEDULE_DIFFERS,
         message=f"left the stated schedule {name} in step {deviation.step}: "
         f"as pass {show_count(deviation.place + 1)} it {ran}, where {name} {has}",
-        hint="theory is that of what was stated, by --schedule or by the sidecars",
+        hint="theory uses the stated schedule (--schedule, or the sidecars)",
         rank=deviation.rank,
     )
     return StatedSchedule(name=name, order=order, deviation=deviation, gaps=(left,))
@@ -424,8 +424,8 @@ def _choose_scope(timeline: Timeline, pipeline: int, step: int | None) -> _Scope
         count = counted(len(timeline.steps), "step")
         inferred = Gap(
             code=Code.STEPS_INFERRED,
-            message=f"no step is marked; {count} told by the order of the passes",
-            hint="call prof.step() once a batch to have them marked",
+            message=f"no step marks; {count} inferred from the order of the passes",
+            hint="call prof.step() once per batch",
         )
         gaps = (inferred, *gaps)
     return _Scope(
@@ -526,7 +526,7 @@ def _why_nothing(scope: _Scope) -> Gap:
     if scope.kind == "stream":
         return Gap(
             code=Code.NO_COMMON_SPAN,
-            message="the ranks were captured at different times; no span is common to all",
+            message="the ranks were captured at different times: no time is common to all",
             hint="capture all ranks at once, and for longer, so that the captures overlap",
         )
     known = scope.rhythm and bool(scope.timeline.steps or scope.left_out)
@@ -534,8 +534,8 @@ def _why_nothing(scope: _Scope) -> Gap:
         code=Code.NO_STEPS,
         message="no step in which every rank ran passes"
         if known
-        else "no step is marked, and the order of the passes shows no rhythm",
-        hint="call prof.step() once a batch, and capture the same steps on all ranks",
+        else "no step marks, and the order of the passes does not repeat",
+        hint="call prof.step() once per batch, and capture the same steps on all ranks",
     )
 
 

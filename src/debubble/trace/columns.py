@@ -10,7 +10,7 @@ import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -74,9 +74,9 @@ class Table:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def bytes(self) -> int:
-        """Return the memory that the columns take."""
-        return sum(getattr(self, column.name).nbytes for column in fields(self))
+    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Self:
+        """Return some of the rows."""
+        return replace(self, **{c.name: getattr(self, c.name)[rows] for c in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,21 +241,25 @@ class RankTrace:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """All tables, for counting."""
-        return (
-            self.kernels,
-            self.launches,
-            self.operators,
-            self.annotations,
-            self.memory,
-            self.cpu_operators,
-        )
+        """All tables."""
+        return tuple(getattr(self, name) for name in TABLES)
 
     def kept_bytes(self) -> int:
         """Return the memory that all columns take."""
-        return sum(table.bytes() for table in self.tables)
+        columns = [
+            getattr(table, name) for table in self.tables for name in column_types(type(table))
+        ]
+        return sum(column.nbytes for column in columns)
 
 
+TABLES: dict[str, type[Table]] = {
+    "kernels": Kernels,
+    "launches": Launches,
+    "operators": Operators,
+    "annotations": Annotations,
+    "memory": Memory,
+    "cpu_operators": CpuOperators,
+}
 _COLUMN_TYPES: dict[str, type[np.integer[Any]]] = {
     "I64": np.int64,
     "I32": np.int32,

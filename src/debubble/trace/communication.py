@@ -38,6 +38,10 @@ _ONECCL = re.compile(r"oneccl|oneapi::ccl|\bccl::", re.IGNORECASE)
 _HCCL = re.compile(r"hcom_(batchsendrecv|send|receive)?", re.IGNORECASE)
 _PEER_COPY = re.compile(r"Memcpy (?:PtoP|P2P|Peer)", re.IGNORECASE)
 
+# CUDA's and HIP's names, and those of Intel's runtime and driver (`urEnqueueUSMFill`, `zeEvent…`).
+_QUEUES_OR_WAITS = re.compile(
+    r"Launch|Memcpy|Memset|Graph|Synchronize|USMFill|AppendMemory|QueueFinish|urEventWait"
+)
 # Libraries that send by kernels of the device, as torch names them.
 SENDS_BY_KERNELS = frozenset({"nccl", "cuda:nccl", "rccl"})
 _SENDS = frozenset({"send", "isend"})
@@ -88,6 +92,12 @@ def classify_operation(name: str) -> Operation:
     if word in _NO_OPERATION or not word or name == "record_param_comms":
         return Operation.OTHER
     return Operation.COLLECTIVE
+
+
+@lru_cache(maxsize=4096)
+def queues_or_waits(name: str) -> bool:
+    """Tell whether a call of a runtime or driver queues device work or waits for it."""
+    return _QUEUES_OR_WAITS.search(name) is not None
 
 
 @lru_cache(maxsize=256)

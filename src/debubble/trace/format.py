@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -106,25 +106,20 @@ class Format:
     """One way to write traces down. A package of `trace/` that has one as `FORMAT` is a format."""
 
     name: str
-    a_file: str
+    a_file: str = ""
     """What one file of it is called in a sentence: "an op table"; empty for what is only refused.
     """
     ask_for: str = ""
     """How it is called where somebody is asked for traces; empty where it is not asked for."""
     position: int
     """Its place in lists; formats are asked in this order whether a file is theirs."""
-    in_names: tuple[str, ...]
+    in_names: tuple[str, ...] = ()
     """What names of such files hold: one that cannot be read is then missed, not passed over."""
     recognise: Callable[[str, bytes], TraceFile | None]
     """Tells by a file's name and first bytes what it is: by content, never by extension."""
     read: Callable[[TraceFile, Limits], Reading]
     one_a_rank: bool = True
     """Whether a file holds one rank: of several files of one rank nothing tells which is meant."""
-
-    def may_name(self, file: str) -> bool:
-        """Tell a file that should be of this format by its name, whatever is in it."""
-        name = file.lower()
-        return any(word in name for word in self.in_names)
 
 
 def decode_json(data: bytes, kind: type[_Kind], file: str, *, problem: str, hint: str) -> _Kind:
@@ -133,6 +128,21 @@ def decode_json(data: bytes, kind: type[_Kind], file: str, *, problem: str, hint
         return msgspec.json.decode(data, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(f"{problem}: {error}", file=file, hint=hint) from error
+
+
+class _Document(msgspec.Struct, Generic[_Kind]):
+    """The object form of a Chrome trace."""
+
+    events: list[_Kind] = msgspec.field(name="traceEvents")
+
+
+def decode_events(
+    data: bytes, kind: type[_Kind], file: str, *, problem: str, hint: str
+) -> list[_Kind]:
+    """Decode the events of a whole Chrome trace: a bare list, or one among other fields."""
+    if data.lstrip()[:1] == b"[":
+        return decode_json(data, list[kind], file, problem=problem, hint=hint)  # type: ignore[valid-type]
+    return decode_json(data, _Document[kind], file, problem=problem, hint=hint).events  # type: ignore[valid-type]
 
 
 def rank_from_name(file: str) -> int | None:

@@ -14,7 +14,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,6 @@ from debubble.trace.columns import (
     MemoryDevice,
     Operation,
     RankTrace,
-    Table,
-    column_types,
 )
 from debubble.trace.communication import SENDS_BY_KERNELS
 from debubble.units import counted, show_duration
@@ -86,7 +83,7 @@ def end_with_the_file(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     late = (kernels.launch >= 0) & (called_ns >= known_ns)
     late |= not (moves & (operators.start_ns < known_ns)).any()
     trace = _without_kernels(trace, late)
-    kept = _pick(trace.operators, operators.start_ns < known_ns)
+    kept = trace.operators.take(operators.start_ns < known_ns)
     return replace(trace, operators=kept), None
 
 
@@ -178,7 +175,7 @@ def keep_sums_of_memory(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
         wrong[rows] = (total > np.minimum(most, sizes.get(device) or most)) | apart
     if not wrong.any() or (memory.allocated_bytes < 0).all():
         return trace, None
-    kept = replace(trace, memory=_pick(memory, ~wrong))
+    kept = replace(trace, memory=memory.take(~wrong))
     on_device = memory.device_type == MemoryDevice.DEVICE
     highest = int(memory.allocated_bytes[on_device & ~wrong].max(initial=0))
     if int(memory.allocated_bytes[on_device].max()) <= highest:
@@ -214,7 +211,7 @@ def keep_steps_apart(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     which = ", ".join(map(str, np.unique(number[wrong]).tolist()[:4]))
     message = f"step {which} left out: marks of steps lie beside each other, or have one number"
     gap = Gap(code=Code.UNEVEN_STEPS, message=message, hint="call prof.step() once a step")
-    return replace(trace, annotations=_pick(ranges, kept)), gap
+    return replace(trace, annotations=ranges.take(kept)), gap
 
 
 def doubt_lost_events(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
@@ -351,7 +348,7 @@ def _broken(message: str, trace: RankTrace, left_out: Flags) -> Gap:
     """Say what was left out, and how long it can have run beside what was kept."""
     kernels = trace.kernels
     calls = kernels.launch[left_out]
-    kept = _pick(kernels, ~left_out)
+    kept = kernels.take(~left_out)
     moves_ns = _room_ns(kept, calls[~np.isin(calls, kept.launch)])
     talks = (kernels.kind[left_out] >= KernelKind.PEER).any()
     return Gap(
@@ -373,25 +370,16 @@ def _calls(trace: RankTrace, pattern: re.Pattern[str]) -> Flags:
     return named[trace.launches.name]
 
 
-TableType = TypeVar("TableType", bound=Table)
-
-
-def _pick(table: TableType, kept: Flags) -> TableType:
-    """Return some rows of a table."""
-    columns = {name: getattr(table, name)[kept] for name in column_types(type(table))}
-    return replace(table, **columns)
-
-
 def _without_kernels(trace: RankTrace, left_out: Flags) -> RankTrace:
     """Return the trace without some kernels and their launches; what they carried out has none."""
-    kernels, launches, operators = _pick(trace.kernels, ~left_out), trace.launches, trace.operators
+    kernels, launches, operators = trace.kernels.take(~left_out), trace.launches, trace.operators
     gone = np.setdiff1d(trace.kernels.launch[left_out], kernels.launch)
     called = ~np.isin(np.arange(len(launches)), gone)
     kernel, call = _renumbered(~left_out), _renumbered(called)
     return replace(
         trace,
         kernels=replace(kernels, launch=call[kernels.launch]),
-        launches=_pick(launches, called),
+        launches=launches.take(called),
         operators=replace(operators, kernel=kernel[operators.kernel]),
     )
 

@@ -38,7 +38,7 @@ from debubble.trace.digest.content import (
     keep_digests,
     stamp_of,
 )
-from debubble.trace.engine import LOCAL, Engine, Progress, map_files, too_large
+from debubble.trace.engine import LOCAL, Engine, Progress, map_files
 from debubble.trace.format import (
     OTHER,
     OTHER_JSON,
@@ -158,8 +158,6 @@ def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = No
         if known.instead:
             return replace(_read_instead(known, limits, digests), error=error)
         return Reading(error=error)
-    except MemoryError:
-        return Reading(error=too_large(known))
 
 
 def _with_sidecar(
@@ -271,14 +269,9 @@ def warn_of_unread(places: Sequence[str], found: RunFiles) -> RunFiles:
     if len(places) < 2 or len(found.captures) < 2:
         return found
     read = _files_of(found.capture)
-    others = {
-        file
-        for capture in found.captures
-        if capture is not found.capture
-        for file in _files_of(capture)
-    }
-    below = {place: set(expand([place])[0]) for place in dict.fromkeys(places)}
-    unread = [place for place, files in below.items() if files & others and not files & read]
+    captured = set[str]().union(*map(_files_of, found.captures))
+    below = {place: set(expand([place])[0]) for place in places}
+    unread = [p for p, files in below.items() if files & captured and files.isdisjoint(read)]
     if not unread:
         return found
     warning = Gap(
@@ -307,7 +300,7 @@ def unreadable(error: TraceError) -> Gap:
 
 def named_like_a_trace(file: str) -> bool:
     """Tell a file that should be a trace by its name, whatever is in it."""
-    return any(known.may_name(file) for known in FORMATS.values())
+    return any(word in file.lower() for known in FORMATS.values() for word in known.in_names)
 
 
 def _recognise_all(
@@ -418,9 +411,9 @@ def _settle_ranks(
             gaps.append(
                 Gap(
                     code=Code.NO_RANK,
-                    message="the front end's trace, of no rank: left alone"
+                    message="the front end's trace, of no rank: ignored"
                     if front_end
-                    else "no rank: neither distributedInfo nor the file name tells it",
+                    else "rank unknown: neither distributedInfo nor the file name has it",
                     hint='start vLLM with "ignore_frontend": true in --profiler-config'
                     if front_end
                     else "rename it to rank<N>.json.gz",

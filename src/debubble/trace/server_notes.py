@@ -53,7 +53,7 @@ _LATER = (
 )
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class EngineReading(msgspec.Struct, frozen=True, kw_only=True):
     """One look at an engine's page; None is what it does not tell."""
 
     at_s: float
@@ -243,7 +243,7 @@ def total_of(samples: dict[str, dict[str, float]], names: Sequence[str]) -> floa
     return None
 
 
-def read_page(text: str, at_s: float) -> Reading:
+def read_page(text: str, at_s: float) -> EngineReading:
     """Read the few figures that are needed of an engine's page."""
     samples = samples_of(text)
 
@@ -253,7 +253,7 @@ def read_page(text: str, at_s: float) -> Reading:
 
     first_s, first_count = both(_FIRST)
     later_s, later_count = both(_LATER)
-    return Reading(
+    return EngineReading(
         at_s=at_s,
         running=total_of(samples, _RUNNING),
         waiting=total_of(samples, WAITING),
@@ -266,7 +266,7 @@ def read_page(text: str, at_s: float) -> Reading:
     )
 
 
-def span_of(readings: Sequence[Reading]) -> Span | None:
+def span_of(readings: Sequence[EngineReading]) -> Span | None:
     """Return what happened between the first and the last look; None of fewer than two."""
     if len(readings) < 2 or readings[-1].at_s <= readings[0].at_s:
         return None

@@ -46,7 +46,7 @@ def test_what_cannot_be_is_refused_with_its_rule_in_every_framework(change, mess
 
 
 def test_a_split_needs_the_number_of_layers():
-    with pytest.raises(UsageError, match="how many layers the model has is not known"):
+    with pytest.raises(UsageError, match="the number of layers is unknown"):
         aim_of(Change(split=(8,) * 4), Setting(ranks=4))
 
 

@@ -117,7 +117,7 @@ def test_a_held_batch_changes_the_size_of_microbatches_alone():
     "schedule", ["gpipe", "forward-only", "looped-bfs", "zb-h1", "zbv", "dualpipe-v"]
 )
 def test_schedules_that_megatron_lacks_are_refused(framework, schedule):
-    with pytest.raises(UsageError, match=f"cannot be told to run {schedule}"):
+    with pytest.raises(UsageError, match=f"has no setting to run {schedule}"):
         emit(framework, Change(schedule=schedule), RUN)
 
 

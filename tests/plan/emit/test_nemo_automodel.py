@@ -42,7 +42,7 @@ def test_the_batch_is_a_multiple_of_the_microbatch(hold, size, batch):
 
 
 def test_yaml_cannot_calculate_so_the_size_must_be_known():
-    with pytest.raises(UsageError, match="how many samples a microbatch has is not known"):
+    with pytest.raises(UsageError, match="the samples of a microbatch are unknown"):
         read(Change(microbatches=16), Setting(ranks=4, microbatches=8, schedule="1f1b"))
 
 

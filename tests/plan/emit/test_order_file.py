@@ -35,7 +35,7 @@ def test_the_order_is_that_of_the_run_after_the_change(change, order):
 )
 def test_the_order_beside_what_another_framework_is_told_is_no_whole_option(change, order):
     assert parse_order(order_text(change, RUN)) == order_of(*order)
-    with pytest.raises(CannotBeTold, match="an order of passes cannot be told"):
+    with pytest.raises(CannotBeTold, match="an order of passes has no setting"):
         emit("csv", change, RUN)
 
 
@@ -49,8 +49,8 @@ def test_an_order_in_a_file_is_written_again(tmp_path):
 @pytest.mark.parametrize(
     ("change", "run", "message"),
     [
-        (Change(split=(1, 2, 3, 4)), RUN, "an order of passes cannot be told a split"),
-        (Change(microbatches=8), Setting(ranks=4), "which schedule the run has is not known"),
+        (Change(split=(1, 2, 3, 4)), RUN, "an order of passes has no setting for a split"),
+        (Change(microbatches=8), Setting(ranks=4), "the schedule of the run is unknown"),
         (Change(schedule="gpipe"), Setting(ranks=4), "how many microbatches the run has"),
         (Change(schedule="dualpipe-v", microbatches=4), RUN, "dualpipe-v needs a microbatch"),
     ],

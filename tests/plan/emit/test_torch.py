@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from itertools import pairwise
 
 import pytest
@@ -170,11 +171,11 @@ def test_an_order_of_your_own_is_loaded_from_where_it_is(tmp_path):
     [
         (Change(schedule="forward-only"), RUN, "forward-only by name"),
         (Change(overlap=False), RUN, "to wait for transfers"),
-        (Change(microbatches=8), Setting(ranks=4), "which schedule the run has is not known"),
+        (Change(microbatches=8), Setting(ranks=4), "the schedule of the run is unknown"),
         (
             Change(split=(1, 1, 1, 1)),
             Setting(ranks=2, layers=4, chunks=2),
-            "which schedule the run has is not known",
+            "the schedule of the run is unknown",
         ),
         (Change(schedule="gpipe"), Setting(ranks=4), "how many microbatches the run has"),
         (Change(microbatches=3), RUN, "1F1B needs a microbatch for each of 4 stages, not 3"),
@@ -188,5 +189,35 @@ def test_what_torch_cannot_do_or_nobody_knows_is_refused(change, run, message):
 
 def test_a_held_batch_must_cut_evenly():
     run = Setting(ranks=4, microbatches=8, schedule="gpipe", microbatch_size=1)
-    with pytest.raises(UsageError, match="8 samples does not cut into 16"):
+    with pytest.raises(UsageError, match="8 samples is not divisible by 16"):
         emit("torch", Change(microbatches=16, hold="batch"), run)
+
+
+def test_stages_of_ones_own_modules_are_shown_beside_pipeline():
+    text = emit("torch", Change(split=(6, 10, 8, 8)), RUN)
+    shown = text[text.index("# edges = ") : text.index("# ]\n") + 4]
+    names = {
+        "PipelineStage": lambda module, stage, count, *_, **__: (module, stage, count),
+        "build_stage": lambda first, end: (first, end),
+        "device": "d",
+        "pp_group": "g",
+        "pp_rank": 1,
+        "stages_of_rank": {1: [1]},
+    }
+    exec(re.sub("^# ", "", shown, flags=re.MULTILINE), names)  # noqa: S102 (our own text)
+    assert names["stages"] == [((6, 16), 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("zbv", ("pytorch#161904", "BlockMask", "view")),
+        ("interleaved-zb", ("pytorch#161904", "BlockMask")),
+        ("interleaved-1f1b", ()),
+    ],
+)
+def test_what_breaks_split_backwards_is_said_of_them_alone(schedule, said):
+    for framework in ("torch", "torchtitan"):
+        text = " ".join(comments_of(emit(framework, Change(schedule=schedule, chunks=2), RUN)))
+        for word in ("pytorch#161904", "BlockMask", "view"):
+            assert (word in text) == (word in said), word

@@ -83,7 +83,7 @@ def test_a_file_is_replaced_only_by_force(tmp_path):
     [
         ("find tests/data/h200/1f1b_p2_m4", "Measured, replayed, ideal"),
         ("plan tests/data/h200/1f1b_p2_m4", "<h2>Options</h2>"),
-        ("plan tests/data/h200/1f1b_p2_m4", "Measured and planned"),
+        ("plan tests/data/h200/1f1b_p2_m4", "Now and planned"),
         ("compare tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4", "Before and after"),
         ("links tests/data/h200/1f1b_p2_m4", 'class="matrix"'),
     ],
@@ -131,7 +131,7 @@ def page_of(words, folder):
 
 def test_find_says_what_to_do_first_and_what_each_cause_means(tmp_path):
     text = page_of("find tests/data/h200/1f1b_p3_m7", tmp_path)
-    assert "Stage 1 on rank 1 takes 1.2 times the average stage; equal stages would save" in text
+    assert "Stage 1 on rank 1 takes 1.2 times the average stage; balanced stages: saves" in text
     assert "<code>debubble plan tests/data/h200/1f1b_p3_m7</code>" in text
     meanings = text.split('<dl class="causes">')[1].split("</dl>")[0]
     assert Cause.IMBALANCE.about.meaning in meanings
@@ -140,7 +140,7 @@ def test_find_says_what_to_do_first_and_what_each_cause_means(tmp_path):
 
 def test_plan_draws_the_planned_step_and_todays_only_beside_it(tmp_path):
     text = page_of("plan tests/data/h200/1f1b_p3_m7", tmp_path)
-    assert "<h2>Measured and planned</h2>" in text
+    assert "<h2>Now and planned</h2>" in text
     assert "<h2>Timeline</h2>" not in text
     assert "ideal" not in text.split("<main>")[1].split("<script")[0]
 

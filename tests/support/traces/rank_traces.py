@@ -10,15 +10,12 @@ from hypothesis.extra.numpy import arrays
 
 from debubble.errors import Code, Gap
 from debubble.trace.columns import (
-    Annotations,
-    CpuOperators,
+    TABLES,
     Device,
     Group,
     Header,
     Kernels,
     Launches,
-    Memory,
-    Operators,
     RankTrace,
     Table,
     Thread,
@@ -26,15 +23,6 @@ from debubble.trace.columns import (
     column_types,
 )
 from debubble.trace.sidecar import Sidecar, StepTimes
-
-TABLES: dict[str, type[Table]] = {
-    "kernels": Kernels,
-    "launches": Launches,
-    "operators": Operators,
-    "annotations": Annotations,
-    "memory": Memory,
-    "cpu_operators": CpuOperators,
-}
 
 _TEXT = st.text(max_size=12)
 _RANK = st.none() | st.integers(0, 2**20 - 1)

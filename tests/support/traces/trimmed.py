@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
-
-TABLES = ("kernels", "launches", "operators", "annotations", "memory", "cpu_operators")
-
-
-def rows(table, kept):
-    """Return a part of a table."""
-    return replace(table, **{one.name: getattr(table, one.name)[kept] for one in fields(table)})
 
 
 def without_marks(trace):
     """The same rank, its profiler never told of a step."""
     marks = np.array([name.startswith("ProfilerStep#") for name in trace.names])
-    return replace(trace, annotations=rows(trace.annotations, ~marks[trace.annotations.name]))
+    return replace(trace, annotations=trace.annotations.take(~marks[trace.annotations.name]))
 
 
 def in_step_with_device(trace, begin_ns, end_ns):
@@ -29,8 +22,8 @@ def in_step_with_device(trace, begin_ns, end_ns):
     operators = replace(operators, kernel=renumber[operators.kernel].astype(np.int32))
     near = (operators.start_ns > calls.min()) & (operators.start_ns < calls.max())
     posts = np.isin(operators.operation, (1, 2))
-    operators = rows(operators, near & ((operators.kernel >= 0) | ~posts))
-    return replace(trace, kernels=rows(trace.kernels, kept), operators=operators)
+    operators = operators.take(near & ((operators.kernel >= 0) | ~posts))
+    return replace(trace, kernels=trace.kernels.take(kept), operators=operators)
 
 
 def captured(trace, begin_ns=None, end_ns=None):
@@ -49,10 +42,10 @@ def captured(trace, begin_ns=None, end_ns=None):
         if name == "kernels":
             kept &= table.start_ns + table.duration_ns <= end
         renumber[name] = np.where(kept, np.cumsum(kept) - 1, -1)
-        cut[name] = rows(table, kept)
+        cut[name] = table.take(kept)
     for name in ("operators", "annotations", "memory", "cpu_operators"):
         table = getattr(trace, name)
-        table = rows(table, (table.start_ns >= begin) & (table.start_ns < end))
+        table = table.take((table.start_ns >= begin) & (table.start_ns < end))
         if hasattr(table, "duration_ns"):
             table = replace(table, duration_ns=np.minimum(table.duration_ns, end - table.start_ns))
         cut[name] = table

@@ -379,26 +379,26 @@ class Pipelines:
         if probe.slope:
             grows = show_percent(probe.slope)
             yield (
-                f"up to {probe.copies} ranks share a device: each at work slows the others by"
-                f" {grows}, as copies did"
+                f"up to {probe.copies} ranks share a device: each active rank slows the others by"
+                f" {grows}, as measured"
             )
         stalls = self.wire.tail_ns / NS_PER_US
         yield (
             f"a message crosses at {show_rate(self.wire.bytes_per_s)} after"
             f" {self.wire.latency_ns / NS_PER_US:.0f} us"
-            + (f" and {stalls:.0f} us of stalls on the mean" if stalls >= 1 else "")
+            + (f" and {stalls:.0f} us of stalls (mean)" if stalls >= 1 else "")
             + f", {self.wire.told_by}"
         )
         yield "messages do not slow each other"
         if probe.copies > 1:
             slowed = show_percent(exp(BESIDE) - 1)
-            yield f"compute beside messages takes {slowed} longer, as seen on other devices"
-        yield "messages are posted as torch's schedules do, and no host is late"
+            yield f"overlap makes compute take {slowed} longer, as measured on other devices"
+        yield "messages are posted as in torch's schedules, and no host is late"
         if probe.trains:
-            yield "weight gradients take what a backward pass takes beyond its input gradient"
+            yield "a weight gradient takes the backward pass minus the input gradient"
             if not self.optimizer_bytes:
-                yield "memory is weights, gradients and activations; --optimizer adds its state"
-        yield "data loading, the optimizer and reductions between replicas come on top of a batch"
+                yield "memory: weights, gradients and activations; --optimizer adds optimizer state"
+        yield "data loading, the optimizer and reductions between replicas are not included"
 
     def _baseline(
         self, costs: Costs, order: Order, split: tuple[int, ...], setting: Setting

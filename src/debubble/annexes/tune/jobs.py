@@ -96,7 +96,7 @@ class JobTrials:
             )
         if outcome.measurement is None:
             raise TuneError(
-                f"the command as it is cannot be measured: {outcome.message}",
+                f"the unchanged command cannot be measured: {outcome.message}",
                 hint=f"its output is in {log}; mend it and type the same again",
             )
         for knob in ("microbatches", "split"):

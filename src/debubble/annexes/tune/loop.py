@@ -102,7 +102,7 @@ def decide(  # noqa: PLR0911 (one answer each)
     What came slower than predicted on a busy machine is run once more.
     """
     if standing.first is None:
-        return Next(setting=standing.now, why="as it is")
+        return Next(setting=standing.now, why="unchanged")
     if not budget.has_room(standing.runs):
         return Stop(why="the budget is spent", spent=True)
     left = budget.runs_left(standing.runs)

@@ -119,7 +119,7 @@ def improve_once(
         )
     setting = now.after(option.change, len(now.split or ()))
     if setting is None:
-        raise TuneError("the command cannot be told the change", hint="give it {split}")
+        raise TuneError("the command has no setting for the change", hint="give it {split}")
     after = capture(setting, "after", 0.0)
     prediction = predict_option(plan, option, str(setting))
     compared = compare(
@@ -129,7 +129,7 @@ def improve_once(
     )
     busy = max(excess(before), excess(after)) > STEADY
     if compared.verdict is not Verdict.BETTER and busy:
-        raise _busy("what the change does cannot be told", before, after)
+        raise _busy("the effect of the change cannot be measured", before, after)
     return Improvement(
         before=before,
         plan=plan,

@@ -31,7 +31,6 @@ from debubble.annexes.tune.trial import (
     read_capture,
     run_guarded,
     say_failure,
-    stage_shares,
 )
 from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.capture.files import prepare_out
@@ -176,7 +175,7 @@ def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
         if (code := guard.poll()) is not None:
             return failed(code)
         reading, note = None, ""
-        if server.kind is not None and chosen.why in ("as it is", "try"):
+        if server.kind is not None and chosen.why in ("unchanged", "try"):
             middle_s = min((time.monotonic() - ready) / 2, _MIDDLE_AT_MOST_S)
             with _loaded(server, out, token):
                 time.sleep(middle_s)
@@ -305,9 +304,9 @@ def planned(model: ServerModel, now: Setting) -> list[Setting]:
 def prospects(now: Setting, capture: Analysis | None) -> list[Setting]:
     """Return what may serve better than a setting, the most promising first.
 
-    By what lies next to it: layers cut by what stages take, batches in flight, chunks and requests
-    halved and doubled; a batch takes more requests only where some wait. `capture` is of a run of
-    that setting, where there is one.
+    By what lies next to it: layers cut evenly (a plan cuts them by what stages take), batches in
+    flight, chunks and requests halved and doubled; a batch takes more requests only where some
+    wait. `capture` is of a run of that setting, where there is one.
     """
     notes = None if capture is None else capture.server_notes
     around = None if notes is None else notes.around
@@ -319,7 +318,6 @@ def prospects(now: Setting, capture: Analysis | None) -> list[Setting]:
     if now.in_flight is not None and now.in_flight < stages:
         found.append(replace(now, in_flight=2 * now.in_flight))
     if now.layers is not None:
-        found.append(replace(now, layers=_cut_by_time(now.layers, capture)))
         found.append(replace(now, layers=even_split(sum(now.layers), len(now.layers))))
     for knob, most in (
         ("in_flight", max(stages, 2) * _MOST_A_STAGE),
@@ -333,24 +331,6 @@ def prospects(now: Setting, capture: Analysis | None) -> list[Setting]:
         others = [other for other in (2 * value, value // 2) if 1 <= other <= (most or other)]
         found += [replace(now, **{knob: other}) for other in others]
     return [setting for setting in dict.fromkeys(found) if setting != now]
-
-
-def _cut_by_time(layers: tuple[int, ...], capture: Analysis | None) -> tuple[int, ...]:
-    """Cut the layers so that the longest stage is short: by what each takes, where that is known.
-
-    A layer takes what it takes in the middle stage; what a stage takes beyond its layers stays.
-    """
-    shares = [] if capture is None else stage_shares(capture)
-    if len(shares) != len(layers) or min(shares, default=0.0) <= 0:
-        return even_split(sum(layers), len(layers))
-    each = sorted(share / count for share, count in zip(shares, layers, strict=True))
-    layer = each[len(each) // 2]
-    beyond = [max(0.0, share - layer * count) for share, count in zip(shares, layers, strict=True)]
-    cut = [1] * len(layers)
-    for _ in range(sum(layers) - len(layers)):
-        lengths = [extra + layer * (count + 1) for extra, count in zip(beyond, cut, strict=True)]
-        cut[lengths.index(min(lengths))] += 1
-    return tuple(cut)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,6 +421,6 @@ class ServerTrials:
         if measured is None:
             log = self.bench.folder_of(first.number) / LOG
             raise TuneError(
-                f"the server as it is cannot be measured: {first.outcome.message}",
+                f"the unchanged server cannot be measured: {first.outcome.message}",
                 hint=f"its output is in {log}; mend it and type the same again",
             )

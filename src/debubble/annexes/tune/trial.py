@@ -375,16 +375,6 @@ def _say_ignored(knob: str, setting: Setting, measured: Measurement) -> str:
     return f"{asked} the measured {knob} did not change"
 
 
-def stage_shares(reading: Analysis) -> list[float]:
-    """Return the share of all passes' time that each stage takes."""
-    passes = reading.timeline.passes
-    mine = passes.where(np.isin(passes.rank, [rank.rank for rank in reading.pipeline.ranks]))
-    took = (mine.end_ns - mine.start_ns).astype(np.float64)
-    sums = np.bincount(mine.stage, weights=took)
-    shares: list[float] = (sums / max(float(sums.sum()), 1.0)).tolist()
-    return shares
-
-
 def over_memory(measured: Measurement, first: Measurement | None, limit_bytes: int | None) -> str:
     """Say which rank took more than is safe, by the rule of `compare`; nothing where all fit."""
     compared = compare(first or measured, measured, limit_bytes=limit_bytes)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-import msgspec
 import sqlalchemy as sa
 
 from debubble.annexes.watch import tables
 from debubble.annexes.watch.analyse import Finding, Outcome
-from debubble.annexes.watch.supervise import log
 from debubble.measure.store import Store
 from debubble.measure.store_schema import add_tables, wait_for_turn, write_row
 from debubble.units import printable
@@ -38,9 +36,13 @@ class Claim:
     source: str
     key: str
     files: tuple[str, ...]
-    deaths: int
-    """How often the service died after it had taken this up again."""
+    attempts: int
     found_s: float
+
+    @property
+    def deaths(self) -> int:
+        """How often the service died after it had taken this up again."""
+        return self.attempts - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,10 @@ class Journal:
         with nullcontext(connection) if connection else self.store.transaction() as opened:
             return opened.execute(query).all()
 
+    def _read_all(self, kind: type[_T], query: sa.Executable) -> tuple[_T, ...]:
+        """Return all rows as one type."""
+        return tuple(_read(kind, row) for row in self._rows(query))
+
     def _scalar(self, query: sa.Executable) -> Any:
         """Return the first column of the first row; None where there is none."""
         with self.store.transaction() as connection:
@@ -121,7 +127,7 @@ class Journal:
         table = tables.captures
         with self.store.transaction() as connection:
             wait_for_turn(connection)
-            same = sa.select(table.c.id).where(table.c.source == source, table.c.key == key)
+            same = sa.select(table.c.number).where(table.c.source == source, table.c.key == key)
             if connection.execute(same).first() is not None:
                 return None
             row = table.insert().values(
@@ -130,9 +136,9 @@ class Journal:
                 state=CLAIMED,
                 found_s=now_s,
                 attempts=1,
-                files=_encode(tuple(files)),
+                files=tuple(files),
             )
-            return _as_claim(connection.execute(row.returning(table)).one())
+            return _read(Claim, connection.execute(row.returning(table)).one())
 
     def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
         """Return the claims of a service that died, the least suspect first."""
@@ -142,7 +148,7 @@ class Journal:
                 claims.append(claim)
                 continue
             why = f"the service died {claim.deaths} times while it was analysed"
-            given_up = table.update().where(table.c.id == claim.number)
+            given_up = table.update().where(table.c.number == claim.number)
             self._write(given_up.values(state=GIVEN_UP, problem=why, finished_s=now_s))
         return tuple(sorted(claims, key=lambda claim: (claim.deaths, claim.number)))
 
@@ -150,7 +156,7 @@ class Journal:
         """Claim what was given up and is to be taken up once more."""
         table, claims = tables.captures, self._claims(sources, AGAIN)
         for claim in claims:
-            this = table.update().where(table.c.id == claim.number, table.c.state == AGAIN)
+            this = table.update().where(table.c.number == claim.number, table.c.state == AGAIN)
             self._write(this.values(state=CLAIMED))
         return claims
 
@@ -158,25 +164,25 @@ class Journal:
         """Return the captures of a state, the oldest first."""
         table = tables.captures
         chosen = (table.c.state == state) & table.c.source.in_(list(sources))
-        return tuple(map(_as_claim, self._rows(table.select().where(chosen).order_by(table.c.id))))
+        return self._read_all(Claim, table.select().where(chosen).order_by(table.c.number))
 
     def count_death(self, claim: Claim) -> None:
         """Count a death before it happens; `put_back` or `finish` takes it back."""
         table = tables.captures
-        this = table.update().where(table.c.id == claim.number)
-        self._write(this.values(attempts=claim.deaths + 2))
+        this = table.update().where(table.c.number == claim.number)
+        self._write(this.values(attempts=claim.attempts + 1))
 
     def put_back(self, claim: Claim) -> None:
         """Leave a claim to the next service as it was: this one stops, and did not die of it."""
         table = tables.captures
-        this = table.update().where(table.c.id == claim.number, table.c.state == CLAIMED)
-        self._write(this.values(attempts=claim.deaths + 1))
+        this = table.update().where(table.c.number == claim.number, table.c.state == CLAIMED)
+        self._write(this.values(attempts=claim.attempts))
 
     def given_up(self, sources: Sequence[str]) -> tuple[CaptureRow, ...]:
         """Return what was given up, the oldest first."""
         table = tables.captures
         query = table.select().where(table.c.state == GIVEN_UP, table.c.source.in_(list(sources)))
-        return tuple(map(_as_capture, self._rows(query.order_by(table.c.id))))
+        return self._read_all(CaptureRow, query.order_by(table.c.number))
 
     def retry(self, sources: Sequence[str], number: int | None = None) -> int:
         """Have given-up captures taken up again; one by its number, unreadable or not."""
@@ -184,7 +190,7 @@ class Journal:
         which = table.c.source.in_(list(sources)) & (table.c.state == GIVEN_UP)
         if number is not None:
             ended = table.c.state.in_([GIVEN_UP, UNREADABLE])
-            which = table.c.source.in_(list(sources)) & (table.c.id == number) & ended
+            which = table.c.source.in_(list(sources)) & (table.c.number == number) & ended
         with self.store.transaction() as connection:
             again = table.update().where(which).values(state=AGAIN, attempts=1, problem=None)
             return int(connection.execute(again).rowcount)
@@ -200,7 +206,7 @@ class Journal:
         """Store what came of a capture, with what follows from it; False where it was stored."""
         table, finding = tables.captures, analysis.finding
         ended = GIVEN_UP if analysis.given_up else UNREADABLE
-        this = table.update().where(table.c.id == claim.number)
+        this = table.update().where(table.c.number == claim.number)
         with self.store.transaction() as connection:
             still = connection.execute(
                 this.where(table.c.state == CLAIMED).values(
@@ -220,7 +226,7 @@ class Journal:
                 now_s=claim.found_s,
                 tags={"watch": claim.key},
             )
-            connection.execute(this.values(measurement_id=number, data=_encode(finding)))
+            connection.execute(this.values(measurement_id=number, finding=finding))
             points = [
                 {
                     "capture_id": claim.number,
@@ -243,20 +249,20 @@ class Journal:
         """Return the last captures of a source, the newest first."""
         table = tables.captures
         query = table.select().where(table.c.source == source)
-        return tuple(map(_as_capture, self._rows(query.order_by(table.c.id.desc()).limit(most))))
+        return self._read_all(CaptureRow, query.order_by(table.c.number.desc()).limit(most))
 
     def capture(self, source: str, number: int) -> CaptureRow | None:
         """Return one capture."""
         table = tables.captures
-        rows = self._rows(table.select().where(table.c.source == source, table.c.id == number))
-        return _as_capture(rows[0]) if rows else None
+        query = table.select().where(table.c.source == source, table.c.number == number)
+        return next(iter(self._read_all(CaptureRow, query)), None)
 
     def latest(self, source: str) -> CaptureRow | None:
         """Return the last capture that was understood."""
         table = tables.captures
         query = table.select().where(table.c.source == source, table.c.state == STORED)
-        rows = self._rows(query.order_by(table.c.id.desc()).limit(1))
-        return _as_capture(rows[0]) if rows else None
+        newest = query.order_by(table.c.number.desc()).limit(1)
+        return next(iter(self._read_all(CaptureRow, newest)), None)
 
     def outcomes(self, source: str) -> dict[str, int]:
         """Count the captures of a source by what became of them."""
@@ -283,17 +289,16 @@ class Journal:
         table = tables.captures
         query = (
             table.select()
-            .where(table.c.source == source, table.c.state == STORED, table.c.files != "[]")
-            .order_by(table.c.id.desc())
+            .where(table.c.source == source, table.c.state == STORED, table.c.files != ())
+            .order_by(table.c.number.desc())
             .offset(keep)
         )
-        rows = ((row.id, _decode(row.files, tuple[str, ...])) for row in self._rows(query))
-        return [(number, files) for number, files in rows if files]
+        return [(row.number, row.files) for row in self._rows(query) if row.files]
 
     def forget_files(self, number: int) -> None:
         """Note that the raw traces of a capture are gone."""
         table = tables.captures
-        self._write(table.update().where(table.c.id == number).values(files="[]"))
+        self._write(table.update().where(table.c.number == number).values(files=()))
 
     # States: something small by source and name.
 
@@ -302,7 +307,7 @@ class Journal:
         table = tables.states
         query = sa.select(table.c.data).where(table.c.source == source, table.c.name == name)
         data = connection.execute(query).scalar()
-        return kind() if data is None else _decode(data, kind) or kind()
+        return kind() if data is None else tables.decode(data, kind) or kind()
 
     def states(
         self, source: str, prefix: str, kind: type[_T], connection: sa.Connection | None = None
@@ -312,7 +317,7 @@ class Journal:
         begins = table.c.name.startswith(prefix, autoescape=True)
         query = table.select().where(table.c.source == source, begins)
         states = (
-            (row.name.removeprefix(prefix), _decode(row.data, kind))
+            (row.name.removeprefix(prefix), tables.decode(row.data, kind))
             for row in self._rows(query, connection)
         )
         return {name: state for name, state in states if state is not None}
@@ -320,7 +325,7 @@ class Journal:
     def remember(self, connection: sa.Connection, source: str, name: str, state: object) -> None:
         """Remember something for the next capture."""
         key = {"source": source, "name": name}
-        write_row(connection, tables.states, key, data=_encode(state))
+        write_row(connection, tables.states, key, data=tables.encode(state))
 
     # Alerts, and who still has to hear of them.
 
@@ -337,7 +342,7 @@ class Journal:
     ) -> int | None:
         """Raise an alert and queue it for the webhooks; None where the same one is open already."""
         table = tables.alerts
-        same = sa.select(table.c.id).where(
+        same = sa.select(table.c.number).where(
             table.c.source == claim.source,
             table.c.kind == kind,
             table.c.subject == subject,
@@ -350,10 +355,10 @@ class Journal:
             kind=kind,
             subject=subject,
             raised_s=at_s,
-            capture_id=claim.number,
-            data=_encode(data),
+            capture=claim.number,
+            data=data,
         )
-        number = int(connection.execute(row.returning(table.c.id)).scalar_one())
+        number = int(connection.execute(row.returning(table.c.number)).scalar_one())
         for target in targets:
             queued = tables.deliveries.insert().values(
                 alert_id=number, target=target, attempts=0, next_s=at_s
@@ -364,28 +369,28 @@ class Journal:
     def alerts(self, *, most: int = 100) -> tuple[Alert, ...]:
         """Return the last alerts, the newest first."""
         table = tables.alerts
-        query = table.select().order_by(table.c.id.desc()).limit(most)
-        return tuple(map(_as_alert, self._rows(query)))
+        query = table.select().order_by(table.c.number.desc()).limit(most)
+        return self._read_all(Alert, query)
 
     def open_alerts(self) -> tuple[Alert, ...]:
         """Return all alerts that wait to be acknowledged."""
         table = tables.alerts
-        query = table.select().where(table.c.acknowledged_s.is_(None)).order_by(table.c.id)
-        return tuple(map(_as_alert, self._rows(query)))
+        query = table.select().where(table.c.acknowledged_s.is_(None)).order_by(table.c.number)
+        return self._read_all(Alert, query)
 
     def acknowledge(
         self, number: int, *, now_s: float, follow: Callable[[sa.Connection, Alert], None]
     ) -> bool:
         """Close an alert, with what follows from it; False where there is no such open alert."""
         table = tables.alerts
-        this = table.c.id == number
+        this = table.c.number == number
         with self.store.transaction() as connection:
             still_open = table.select().where(this, table.c.acknowledged_s.is_(None))
             row = connection.execute(still_open).first()
             if row is None:
                 return False
             connection.execute(table.update().where(this).values(acknowledged_s=now_s))
-            follow(connection, _as_alert(row))
+            follow(connection, _read(Alert, row))
         return True
 
     def due(self, target: str, *, now_s: float, most_attempts: int) -> tuple[Delivery, ...]:
@@ -393,7 +398,7 @@ class Journal:
         queue, alerts = tables.deliveries, tables.alerts
         query = (
             sa.select(queue.c.target, queue.c.attempts, alerts)
-            .join_from(queue, alerts, queue.c.alert_id == alerts.c.id)
+            .join_from(queue, alerts, queue.c.alert_id == alerts.c.number)
             .where(
                 queue.c.target == target,
                 queue.c.delivered_s.is_(None),
@@ -403,7 +408,7 @@ class Journal:
             .order_by(queue.c.alert_id)
         )
         return tuple(
-            Delivery(alert=_as_alert(row), target=row.target, attempts=row.attempts)
+            Delivery(alert=_read(Alert, row), target=row.target, attempts=row.attempts)
             for row in self._rows(query)
         )
 
@@ -448,18 +453,14 @@ class Journal:
         """Note what came of it, and the requests the server counted."""
         table = tables.triggers
         ended = table.update().where(table.c.id == number)
-        self._write(ended.values(ended_s=now_s, data=_encode(traffic), problem=problem or None))
+        self._write(ended.values(ended_s=now_s, traffic=traffic, problem=problem or None))
 
     def traffic_at(self, source: str, at_s: float) -> dict[int, float]:
         """Return what a server counted around the capture whose files are of that time."""
         table = tables.triggers
-        data = self._scalar(
-            sa.select(table.c.data)
-            .where(table.c.source == source, table.c.began_s <= at_s, table.c.data.is_not(None))
-            .order_by(table.c.id.desc())
-            .limit(1)
-        )
-        return {} if data is None else _decode(data, dict[int, float]) or {}
+        query = sa.select(table.c.traffic).where(table.c.source == source, table.c.began_s <= at_s)
+        counted = query.where(table.c.traffic.is_not(None)).order_by(table.c.id.desc())
+        return self._scalar(counted.limit(1)) or {}
 
     def check_writable(self, *, now_s: float) -> None:
         """Write something small: a store that is full, or may only be read, says so here."""
@@ -467,51 +468,11 @@ class Journal:
             self.remember(connection, "", "written", now_s)
 
 
-def _encode(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+def _read(kind: type[_T], row: Any) -> _T:
+    """Return a row as a type whose fields are columns."""
+    return kind(**{name: getattr(row, name) for name in _FIELDS[kind]})
 
 
-def _decode(data: Any, kind: type[_T]) -> _T | None:
-    """Read what a row holds; what another version wrote and this one cannot read is said."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
-        log("unreadable_row", level="error", problem=f"{getattr(kind, '__name__', kind)}: {error}")
-        return None
-
-
-def _as_claim(row: Any) -> Claim:
-    return Claim(
-        number=row.id,
-        source=row.source,
-        key=row.key,
-        files=msgspec.json.decode(row.files, type=tuple[str, ...]),
-        deaths=row.attempts - 1,
-        found_s=row.found_s,
-    )
-
-
-def _as_capture(row: Any) -> CaptureRow:
-    return CaptureRow(
-        number=row.id,
-        source=row.source,
-        key=row.key,
-        state=row.state,
-        found_s=row.found_s,
-        finished_s=row.finished_s,
-        problem=row.problem,
-        finding=None if row.data is None else _decode(row.data, Finding),
-    )
-
-
-def _as_alert(row: Any) -> Alert:
-    return Alert(
-        number=row.id,
-        source=row.source,
-        kind=row.kind,
-        subject=row.subject,
-        raised_s=row.raised_s,
-        capture=row.capture_id,
-        acknowledged_s=row.acknowledged_s,
-        data=msgspec.json.decode(row.data, type=dict[str, Any]),
-    )
+_FIELDS: dict[type[Any], tuple[str, ...]] = {
+    kind: tuple(field.name for field in fields(kind)) for kind in (Claim, CaptureRow, Alert)
+}

@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from debubble.annexes.drift import REFERENCE
 from debubble.capture.fetch import NoAnswer, Request, fetch
 from debubble.errors import CaptureError
@@ -141,12 +143,10 @@ def distance(before: Counts, after: Counts) -> float:
 def score(mix: Mix) -> float:
     """Return how unlike the two are, as a deviate of the normal distribution, about."""
     before, after = _total(mix.reference), _total(mix.recent)
-    buckets = sorted({*before, *after})
-    freedom = len(buckets) - 1
+    freedom = len({*before, *after}) - 1
     if not freedom or not after:
         return 0.0
-    sides = [[side.get(bucket, 0.0) for bucket in buckets] for side in (before, after)]
-    per_freedom = _pearson(sides) / freedom / wandering(mix.reference)
+    per_freedom = _pearson((before, after)) / freedom / wandering(mix.reference)
     # Wilson and Hilferty: the cube root of a chi-square is nearly normal.
     spread = 2 / (9 * freedom)
     return float((math.cbrt(per_freedom) - (1 - spread)) / math.sqrt(spread))
@@ -154,32 +154,24 @@ def score(mix: Mix) -> float:
 
 def wandering(captures: Sequence[Counts]) -> float:
     """Return how much more shares vary between captures than chance lets them; at least 1."""
-    buckets = sorted({bucket for counts in captures for bucket in counts})
+    buckets = {bucket for counts in captures for bucket in counts}
     freedom = (len(buckets) - 1) * (len(captures) - 1)
     if freedom < 1:
         return 1.0
-    table = [[counts.get(bucket, 0.0) for bucket in buckets] for counts in captures]
-    return max(1.0, _pearson(table) / freedom)
+    return max(1.0, _pearson(captures) / freedom)
 
 
 def _total(captures: Sequence[Counts]) -> dict[int, float]:
-    total: dict[int, float] = {}
-    for counts in captures:
-        for bucket, count in counts.items():
-            total[bucket] = total.get(bucket, 0.0) + count
-    return total
+    buckets = {bucket for counts in captures for bucket in counts}
+    return {bucket: sum(counts.get(bucket, 0.0) for counts in captures) for bucket in buckets}
 
 
-def _pearson(rows: Sequence[Sequence[float]]) -> float:
-    columns = [sum(column) for column in zip(*rows, strict=True)]
-    whole = sum(columns)
-    found = 0.0
-    for row in rows:
-        share = sum(row) / whole
-        for seen, column in zip(row, columns, strict=True):
-            expected = share * column
-            found += (seen - expected) ** 2 / expected if expected else 0.0
-    return found
+def _pearson(rows: Sequence[Counts]) -> float:
+    """Return how far counts are, in all, from what rows and buckets alone would give."""
+    buckets = sorted({bucket for row in rows for bucket in row})
+    seen = np.array([[row.get(bucket, 0.0) for bucket in buckets] for row in rows])
+    expected = np.outer(seen.sum(axis=1), seen.sum(axis=0)) / seen.sum()
+    return float(((seen - expected)[expected > 0] ** 2 / expected[expected > 0]).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

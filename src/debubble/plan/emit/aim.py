@@ -154,7 +154,7 @@ def _split_of(change: Change, setting: Setting, chunks: int) -> tuple[int, ...] 
     if split is None and chunks == setting.chunks:
         return None
     if layers is None:
-        raise UsageError("how many layers the model has is not known", hint="say it with --layers")
+        raise UsageError("the number of layers is unknown", hint="give --layers")
     if split is None:
         return even_split(layers, stages)
     if len(split) != stages:
@@ -179,7 +179,8 @@ def _split_of(change: Change, setting: Setting, chunks: int) -> tuple[int, ...] 
 
 def cannot(framework: str, what: str, hint: str) -> CannotBeTold:
     """Return the refusal of something that a framework cannot be told."""
-    return CannotBeTold(f"{framework} cannot be told {what}", hint=hint)
+    setting = what if what.startswith("to ") else f"for {what}"
+    return CannotBeTold(f"{framework} has no setting {setting}", hint=hint)
 
 
 def refuse_overlap(framework: str, change: Change, hint: str) -> None:
@@ -192,7 +193,7 @@ def microbatches_of(aim: Aim) -> int:
     """Return the microbatches of the run after the change, which must be known."""
     if aim.microbatches is None:
         raise UsageError(
-            "how many microbatches the run has is not known", hint="say it with --microbatches"
+            "how many microbatches the run has is not known", hint="give --microbatches"
         )
     return aim.microbatches
 
@@ -200,7 +201,7 @@ def microbatches_of(aim: Aim) -> int:
 def schedule_of(aim: Aim) -> str:
     """Return the schedule of the run after the change, which must be known."""
     if aim.schedule is None:
-        raise UsageError("which schedule the run has is not known", hint="say it with --schedule")
+        raise UsageError("the schedule of the run is unknown", hint="give --schedule")
     return aim.schedule
 
 
@@ -228,7 +229,7 @@ def shrunk_size(change: Change, setting: Setting) -> tuple[int, int] | int:
     batch = now * setting.microbatch_size
     if batch % then:
         raise UsageError(
-            f"a batch of {batch} samples does not cut into {then} equal microbatches",
+            f"a global batch of {batch} samples is not divisible by {then}",
             hint="hold the microbatch instead, or take a number that divides the batch",
         )
     return batch // then

@@ -14,7 +14,7 @@ from debubble.plan.emit.aim import (
     refuse_overlap,
     shrunk_size,
 )
-from debubble.plan.emit.torch import splits_backward, torch_schedule
+from debubble.plan.emit.torch import split_backward_notes, torch_schedule
 from debubble.plan.emit.torchtitan import Names, describe, modules_of_stages
 
 _NAME = "NeMo Automodel"
@@ -34,8 +34,7 @@ def emit(change: Change, setting: Setting) -> str:
     lines = ["distributed:", f"  pp_size: {aim.ranks}", "  pipeline:"]
     if not only_splits(change):
         lines.append(f"    pp_schedule: {_schedule(change, aim)}")
-        if splits_backward(aim):
-            notes.append("Leave compile off: torch.compile cannot run I and W apart.")
+        notes += split_backward_notes(aim)
     if change.microbatches is not None:
         size = _microbatch_size(change, setting)
         lines.append(f"    pp_microbatch_size: {size}")
@@ -63,9 +62,7 @@ def _schedule(change: Change, aim: Aim) -> str:
 def _microbatch_size(change: Change, setting: Setting) -> int:
     """Return the samples of a microbatch after the change: YAML cannot calculate."""
     if setting.microbatch_size is None:
-        raise UsageError(
-            "how many samples a microbatch has is not known", hint="say it with --microbatch-size"
-        )
+        raise UsageError("the samples of a microbatch are unknown", hint="give --microbatch-size")
     if change.hold == "microbatch":
         return setting.microbatch_size
     size = shrunk_size(change, setting)

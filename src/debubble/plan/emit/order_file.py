@@ -37,7 +37,7 @@ def order_beside(text: str, change: Change, setting: Setting) -> str | None:
 
 def say_order(setting: Setting) -> str:
     """Say in a comment what the file is."""
-    return f"{setting.order_file}: the order of passes, as `plan --emit ... -o` writes it."
+    return f"{setting.order_file}: the order of passes, written by `plan --emit` (-o names it)."
 
 
 def emit_with_messages(change: Change, setting: Setting) -> str:

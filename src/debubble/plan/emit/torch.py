@@ -147,6 +147,20 @@ def splits_backward(aim: Aim) -> bool:
     return known is not None and "W" in known.kinds
 
 
+def split_backward_notes(aim: Aim) -> list[str]:
+    """Say what is known to break schedules that run I and W apart, and those in a V."""
+    if not splits_backward(aim):
+        return []
+    notes = [
+        "Leave torch.compile off: split backwards and DualPipeV fail with it (pytorch#161904).",
+        "Leave FlexAttention off: split backwards fail with its BlockMask (torchtitan main has its",
+        "tests of zero-bubble schedules and custom orders off).",
+    ]
+    if aim.schedule in {"zbv", "dualpipe-v"}:
+        notes.append("No stage may pass a view to the next one: clone its output (ZBV).")
+    return notes
+
+
 def _check_sizes(framework: str, known: TorchSchedule, aim: Aim) -> None:
     microbatches = microbatches_of(aim)
     if known.microbatch_a_stage and microbatches < aim.stages:
@@ -170,6 +184,7 @@ def _stages(aim: Aim) -> str:
         schedule_of(aim)
     placement = aim.placement or tuple((rank,) for rank in range(aim.ranks))
     rows = "".join(f"    {rank}: {list(stages)},\n" for rank, stages in enumerate(placement))
+    edges = list(accumulate(aim.split or (), initial=0))
     return (
         f"stages_of_rank = {{\n{rows}}}\n"
         "pipe = pipeline(model, mb_args=(example,), split_spec=split_spec)\n"
@@ -178,6 +193,14 @@ def _stages(aim: Aim) -> str:
         f"{aim.stages}, device, group=pp_group)\n"
         "    for stage in stages_of_rank[pp_rank]\n"
         "]\n"
+        "# Or, with modules of your own in place of pipeline(): build_stage(first, end) returns\n"
+        "# these layers; for the first stage the embedding too, for the last norm and head.\n"
+        f"# edges = {edges}\n"
+        "# stages = [\n"
+        "#     PipelineStage(build_stage(edges[stage], edges[stage + 1]), stage, "
+        f"{aim.stages}, device, group=pp_group)\n"
+        "#     for stage in stages_of_rank[pp_rank]\n"
+        "# ]\n"
     )
 
 
@@ -206,8 +229,7 @@ def _schedule_notes(
             "Let each layer of these stages run in torch.utils.checkpoint.checkpoint(..., "
             f"use_reentrant=False): {', '.join(map(str, change.recompute_stages))}."
         )
-    if splits_backward(aim):
-        notes.append("Stages must not be compiled: torch.compile cannot run I and W apart.")
+    notes += split_backward_notes(aim)
     if change.microbatches is not None and change.hold == "batch":
         notes += divides_note(change, setting)
         notes.append("step() takes the same batch as now, in smaller microbatches.")

@@ -22,7 +22,7 @@ from debubble.plan.emit.aim import (
     shell_shrunk,
 )
 from debubble.plan.emit.order_file import say_order
-from debubble.plan.emit.torch import splits_backward, torch_schedule
+from debubble.plan.emit.torch import split_backward_notes, torch_schedule
 from debubble.timeline.schedules import Shape, place_stages
 
 _NAME = "torchtitan"
@@ -91,8 +91,7 @@ def emit(change: Change, setting: Setting, dialect: Dialect = V0_3_0) -> str:
         words += _schedule(change, aim, shlex.quote(setting.order_file))
         if words[-1].endswith(f"_csv {shlex.quote(setting.order_file)}"):
             notes.append(say_order(setting))
-        if splits_backward(aim):
-            notes.append("Leave compile.enable off: torch.compile cannot run I and W apart.")
+        notes += split_backward_notes(aim)
     text = flags(words)
     if _TOKENS in text:
         notes.append(f"Set {_TOKENS} first: num_tokens_per_microbatch_per_dp_rank as it is now.")

@@ -13,7 +13,7 @@ from debubble.plan.lever import Lever, Start
 from debubble.plan.option import Idea
 from debubble.simulate.communication import Communication
 
-UNSEEN = "no recording shows deferred receives; torch 2.13 has `defer_pp_recv`, 2.11 does not"
+UNSEEN = "deferred receives were never measured; needs torch 2.13 (`defer_pp_recv`)"
 
 
 def ideas(start: Start) -> Iterator[Idea]:

@@ -34,7 +34,7 @@ class Repair:
 def repairs(baseline: Baseline, links: LinkHealth | None) -> list[Repair]:
     """Weigh the repair of each slow link alone, of a rank's, and of all; what buys most first."""
     slow = {hop.hop: hop for hop in links.slow} if links else {}
-    found = []
+    options = []
     for hops in repaired_together(list(slow)):
         saved_ns = links.cost_of(hops) if links else None
         idea = Idea(lever="link", change=Change(repaired=hops))
@@ -46,7 +46,7 @@ def repairs(baseline: Baseline, links: LinkHealth | None) -> list[Repair]:
             tied = mended.correction * wanted / option.window_ns
             mended = replace(mended, correction=tied)
             option = weigh(mended, idea, predicted)
-        found.append(
+        options.append(
             Repair(
                 option=option,
                 baseline=mended,
@@ -54,7 +54,7 @@ def repairs(baseline: Baseline, links: LinkHealth | None) -> list[Repair]:
                 replayed_ns=saved_ns,
             )
         )
-    return sorted(found, key=lambda repair: -repair.option.throughput_gain)
+    return sorted(options, key=lambda repair: -repair.option.throughput_gain)
 
 
 def mend(baseline: Baseline, hops: Sequence[Hop]) -> Baseline:

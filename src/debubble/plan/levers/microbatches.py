@@ -39,7 +39,8 @@ def _with_counts(baseline: Baseline, counts: Iterable[int]) -> Iterator[Idea | R
                 yield Refusal(
                     lever="microbatches",
                     change=change,
-                    reason=f"a batch of {samples * replicas} samples does not cut into {count}{on}",
+                    reason=f"a global batch of {samples * replicas} samples is not divisible by "
+                    f"{count}{on}",
                 )
 
 
@@ -63,8 +64,9 @@ def words(change: Change) -> str:
     """Say how many microbatches a change has."""
     if not change.microbatches:
         return ""
-    of = " of the same batch" if change.hold == "batch" else ""
-    return f"{counted(change.microbatches, 'microbatch', 'microbatches')}{of}"
+    if change.hold == "batch":
+        return f"{change.microbatches} smaller microbatches"
+    return counted(change.microbatches, "microbatch", "microbatches")
 
 
 LEVER = Lever(key="microbatches", position=40, ideas=ideas, words=words)

@@ -52,9 +52,7 @@ def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
     if question is None:
         return
     if not baseline.trains:
-        raise UsageError(
-            "forward passes alone have one order", hint="leave --search out: there is none to find"
-        )
+        raise UsageError("forward passes have one order only", hint="leave --search out")
     from debubble.plan.orders.search import find_order  # noqa: PLC0415 (an annex)
 
     split = None if start.partition is None else start.partition.split
@@ -74,9 +72,8 @@ def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
     yield Refusal(
         lever="order",
         change=Change(),
-        reason=f"in {counted(found.rounds, 'round')} none was found that is 1 % quicker than "
-        f"{named_as}; the best is {show_percent(found.latency_s / found.lower_bound_s - 1)} above "
-        "what no order can be under",
+        reason=f"no order found in {counted(found.rounds, 'round')} beats {named_as} by 1 %; the "
+        f"best is {show_percent(found.latency_s / found.lower_bound_s - 1)} above the lower bound",
     )
 
 
@@ -125,8 +122,8 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
     name = best.change.schedule or baseline.schedule
     if best.change.split is not None and best.change.split != baseline.source.split:
         name += f" with split {','.join(map(str, best.change.split))}"
-    if said := recompute.words(best.change):
-        name += f" with {said}"
+    if parts := recompute.words(best.change):
+        name += f" with {parts}"
     return name, best
 
 
@@ -134,10 +131,10 @@ def words(change: Change) -> str:
     """Say that an order was made for the run."""
     if change.schedule != SEARCHED:
         return ""
-    said = ["an order of its own"]
+    parts = ["searched order"]
     if (change.chunks or 1) > 1:
-        said.append(f"{change.chunks} stages a rank")
-    return ", ".join(said)
+        parts.append(f"{change.chunks} stages per rank")
+    return ", ".join(parts)
 
 
 LEVER = Lever(key="order", position=25, ideas=ideas, words=words)

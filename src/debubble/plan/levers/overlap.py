@@ -50,12 +50,12 @@ def say_slowdown(baseline: Baseline) -> str:
     """Say what is known of compute under transfers."""
     seen, passes = slowdown_beside(baseline), baseline.source.passes
     if seen is not None:
-        return f"compute takes {seen:.2f} times as long beside messages, as seen in this run"
+        return f"overlap makes compute take {seen:.2f} times as long (measured in this run)"
     if not passes.beside:
-        return "nothing overlaps in this run: what it does to compute is unknown, try it"
+        return "this run has no overlap: its cost to compute is unknown, try it"
     return (
-        f"nothing overlaps in this run: compute is taken to last {np.exp(passes.beside):.2f} times "
-        "as long beside messages, as in others"
+        "this run has no overlap: it is assumed to make compute take "
+        f"{np.exp(passes.beside):.2f} times as long"
     )
 
 
@@ -83,16 +83,16 @@ def _break_even(baseline: Baseline) -> float | None:
 
 def ideas(start: Start) -> Iterator[Overlap]:
     """Yield overlap, weighed, where there is none yet."""
-    found = consider(start.baseline)
-    if found is not None:
-        yield found
+    overlap = consider(start.baseline)
+    if overlap is not None:
+        yield overlap
 
 
 def words(change: Change) -> str:
     """Say whether transfers run beside compute."""
     if change.overlap is None:
         return ""
-    return "transfers beside compute" if change.overlap else "no overlap"
+    return "transfers overlapped with compute" if change.overlap else "no overlap"
 
 
 LEVER = Lever(key="overlap", position=50, ideas=ideas, words=words, probe=Change(overlap=True))

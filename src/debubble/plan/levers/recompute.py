@@ -38,10 +38,10 @@ def _where_memory_lacks(start: Start) -> Iterator[Idea]:
     with weight gradients apart: torch would recompute once more for each of them.
     """
     baseline = start.baseline
-    found = [Idea(lever="recompute", change=Change())]
-    found += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
+    candidates = [Idea(lever="recompute", change=Change())]
+    candidates += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
     timed = []
-    for number, idea in enumerate(found):
+    for number, idea in enumerate(candidates):
         stages = _lacking(baseline, idea.change)
         if not stages:
             continue
@@ -74,14 +74,14 @@ def _lacking(baseline: Baseline, change: Change) -> tuple[int, ...]:
 
 def words(change: Change) -> str:
     """Say what becomes of activations."""
-    said = []
+    parts = []
     if change.recompute is not None:
-        said.append("activations recomputed" if change.recompute else "activations kept")
+        parts.append("activations recomputed" if change.recompute else "activations kept")
     if change.recompute_stages:
         names = ", ".join(map(str, change.recompute_stages))
         of = "stage" if len(change.recompute_stages) == 1 else "stages"
-        said.append(f"activations of {of} {names} recomputed")
-    return ", ".join(said)
+        parts.append(f"activations of {of} {names} recomputed")
+    return ", ".join(parts)
 
 
 LEVER = Lever(key="recompute", position=60, ideas=ideas, words=words)

@@ -11,7 +11,7 @@ from debubble.plan.lever import Lever, Refusal, Start
 from debubble.plan.option import Idea
 from debubble.timeline.schedules import SCHEDULES
 
-FROM_FILE = "torch runs it as an order of your own (CSV), through its runtime"
+FROM_FILE = "torch runs it from an order file (CSV), through its runtime"
 
 
 def ideas(start: Start) -> Iterator[Idea | Refusal]:
@@ -38,7 +38,7 @@ def words(change: Change) -> str:
     """Name the schedule of a change."""
     if not change.schedule or change.schedule == SEARCHED:
         return ""
-    chunks = f" with {change.chunks} stages a rank" if (change.chunks or 1) > 1 else ""
+    chunks = f" with {change.chunks} stages per rank" if (change.chunks or 1) > 1 else ""
     return f"schedule {change.schedule}{chunks}"
 
 

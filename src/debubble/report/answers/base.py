@@ -194,8 +194,8 @@ class Answer(Part, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Show the first line of the answer; `to_json` has the rest."""
-        said = getattr(self, "verdict", None) or getattr(self, "sentence", None)
-        return said if isinstance(said, str) else super().__repr__()
+        headline = getattr(self, "verdict", None) or getattr(self, "sentence", None)
+        return headline if isinstance(headline, str) else super().__repr__()
 
     def _repr_html_(self) -> str:
         draw = self.drawn.get(type(self))
@@ -261,5 +261,5 @@ def nulls_of(answer: Any, above: str = "") -> Iterator[str]:
 
 def explain_nulls(answer: Answer, reasons: Mapping[str, str]) -> dict[str, str]:
     """Return why each thing that is null is: of those that have a reason to be told."""
-    found = set(nulls_of(answer.to_dict()))
-    return {path: reason for path, reason in reasons.items() if path in found}
+    nulls = set(nulls_of(answer.to_dict()))
+    return {path: reason for path, reason in reasons.items() if path in nulls}

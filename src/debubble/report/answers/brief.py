@@ -126,8 +126,8 @@ def _warnings(warnings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     first = {warning["code"]: warning for warning in reversed(warnings)}
     return [
         {"code": code, "n": count}
-        | ({"message": first[code]["message"]} if place < _ROWS_OF["warnings"] else {})
-        for place, (code, count) in enumerate(counts.items())
+        | ({"message": first[code]["message"]} if rank_of_code < _ROWS_OF["warnings"] else {})
+        for rank_of_code, (code, count) in enumerate(counts.items())
     ]
 
 

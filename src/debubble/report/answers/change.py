@@ -18,7 +18,7 @@ from debubble.units import counted, show_duration, show_gain, show_percent
 
 
 class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """What is changed; what stays as it is, is left out."""
+    """What is changed; the rest is left out."""
 
     paths: ClassVar = {"repaired_hops": "repaired"}
 
@@ -46,7 +46,7 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class IntervalPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """What four of five runs should lie in: the low end and the high end."""
+    """The 80 % interval of a prediction: its low end and its high end."""
 
     paths: ClassVar = {
         "batch_latency_s": ("low_ns", "high_ns"),
@@ -58,7 +58,7 @@ class IntervalPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ProfilerPart(Part, frozen=True, kw_only=True):
-    """What the profiler cost, by the job's own times; all times are without it."""
+    """Profiling overhead, by the job's own timers; all times are unprofiled."""
 
     overhead_fraction: float
     steps_timed: int
@@ -66,7 +66,7 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
 
 
 def latency_interval(option: Option) -> IntervalPart:
-    """Return where the batch latency of an option lies, four times of five."""
+    """Return the 80 % interval of the batch latency of an option."""
     return IntervalPart.of(option, throughput_gain_fraction=None)
 
 
@@ -89,7 +89,7 @@ def describe_refused(refused: Refusal) -> str:
     """Say what is refused, also where nothing of it was found that could be described."""
     if refused.lever == "split" and refused.change.split is None:
         return "another split"
-    without_change = {"order": "an order of its own", "kv_cache": "room for a KV cache"}
+    without_change = {"order": "searched order", "kv_cache": "KV cache"}
     return without_change.get(refused.lever) or describe(refused.change)
 
 
@@ -112,8 +112,8 @@ def answer_profiler(run: Analysis) -> ProfilerPart | None:
         return None
     return ProfilerPart.of(
         job,
-        sentence=f"times: unprofiled; the profiler cost {show_gain(job.overhead_fraction)} by the "
-        f"job's own times ({counted(job.steps_timed, 'step')}), on all parts of a step alike",
+        sentence=f"times: unprofiled; profiling overhead {show_gain(job.overhead_fraction)}, by "
+        f"the job's own timers ({counted(job.steps_timed, 'step')})",
     )
 
 
@@ -164,15 +164,15 @@ def answer_order(plan: Plan, ordered: OrderChoice) -> OrderPart:
 
 
 def say_order(ordered: OrderChoice) -> str:
-    """Say what an order of its own buys beyond the best with a name, and how far it can go."""
+    """Say what a searched order gains over the best named schedule, and the lower bound."""
     found = ordered.found
     above = show_percent(found.latency_s / found.lower_bound_s - 1)
-    far = f"{counted(found.rounds, 'round')}; it is {above} above what no order can be under"
+    far = f"{counted(found.rounds, 'round')}; {above} above the lower bound"
     took = show_duration(ordered.option.window_ns)
     if ordered.named is None:
-        return f"No schedule with a name fits, recomputing or not; this order does: {took} ({far})."
+        return f"No named schedule fits memory; the searched order does: {took} ({far})."
     return (
-        f"Beyond the best schedule with a name, {ordered.named_as}, an order of its own buys "
-        f"{show_percent(ordered.beyond_named)}: {took} instead of "
+        f"The searched order is {show_percent(ordered.beyond_named)} faster than the best named "
+        f"schedule, {ordered.named_as}: {took} instead of "
         f"{show_duration(ordered.named.window_ns)} ({far})."
     )

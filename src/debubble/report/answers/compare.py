@@ -134,16 +134,16 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
 
 
 def answer_compare(
-    found: Comparison, gaps: Sequence[Gap] = (), causes: Sequence[CauseChange] = ()
+    comparison: Comparison, gaps: Sequence[Gap] = (), causes: Sequence[CauseChange] = ()
 ) -> CompareAnswer:
     """Say what changed, and how sure that is; `causes` where the accounts are at hand."""
     return CompareAnswer.of(
-        found,
-        basis=found.bases[0] if found.bases[0] == found.bases[1] else "mixed",
-        before=answer_side(found.before, found.bases[0]),
-        after=answer_side(found.after, found.bases[1]),
+        comparison,
+        basis=comparison.bases[0] if comparison.bases[0] == comparison.bases[1] else "mixed",
+        before=answer_side(comparison.before, comparison.bases[0]),
+        after=answer_side(comparison.after, comparison.bases[1]),
         causes=list(causes),
-        sentence=say_comparison(found),
+        sentence=say_comparison(comparison),
         warnings=list_warnings(gaps),
     )
 
@@ -181,40 +181,40 @@ def answer_side(measurement: Measurement, basis: Basis | None = None) -> SidePar
     )
 
 
-def say_comparison(found: Comparison) -> str:
+def say_comparison(comparison: Comparison) -> str:
     """Say the verdict in a sentence."""
-    if found.verdict is Verdict.NOT_COMPARABLE:
-        return f"Not comparable: {'; '.join(found.reasons)}."
-    if found.verdict is Verdict.UNSAFE_MEMORY:
-        return f"Unsafe: {_say_memory(found.memory)}; {_say_speed(found)}."
+    if comparison.verdict is Verdict.NOT_COMPARABLE:
+        return f"Not comparable: {'; '.join(comparison.reasons)}."
+    if comparison.verdict is Verdict.UNSAFE_MEMORY:
+        return f"Unsafe: {_say_memory(comparison.memory)}; {_say_speed(comparison)}."
     word = {
         Verdict.BETTER: "Better",
         Verdict.WORSE: "Worse",
         Verdict.NO_CLEAR_CHANGE: "No clear change",
-    }[found.verdict]
-    because = f"; {found.reasons[0]}" if found.reasons else ""
-    if found.confidence is Confidence.TESTED:
-        return f"{word}: {_say_speed(found)}{because}."
-    first, second = found.deciding.before, found.deciding.after
+    }[comparison.verdict]
+    because = f"; {comparison.reasons[0]}" if comparison.reasons else ""
+    if comparison.confidence is Confidence.TESTED:
+        return f"{word}: {_say_speed(comparison)}{because}."
+    first, second = comparison.deciding.before, comparison.deciding.after
     counts = f"{first.n if first else 0} and {second.n if second else 0}"
-    needed = found.needed or least_samples()
+    needed = comparison.needed or least_samples()
     return (
-        f"{word}, as far as {counts} steps tell: {_say_speed(found)}{because}; "
-        f"indicative, a test needs about {needed} steps a side."
+        f"{word} (indicative, {counts} steps): {_say_speed(comparison)}{because}; a test needs "
+        f"about {needed} steps a side."
     )
 
 
-def _say_speed(found: Comparison) -> str:
-    name, delta = found.decided_by, found.deciding
+def _say_speed(comparison: Comparison) -> str:
+    name, delta = comparison.decided_by, comparison.deciding
     if delta.change is None or delta.before is None or delta.after is None:
-        return f"{LABELS[name]} is not known"
-    said = f"{LABELS[name]} {show_delta(name, delta.change)}"
+        return f"{LABELS[name]} is unknown"
+    sentence = f"{LABELS[name]} {show_delta(name, delta.change)}"
     if delta.ci is not None:
-        said += f" ({show_interval(name, delta.ci)})"
+        sentence += f" ({show_interval(name, delta.ci)})"
     first, second = (show_figure(name, side.median) for side in (delta.before, delta.after))
     if name == "throughput":
-        return f"{said}, {first} to {second} {found.throughput_unit} per second"
-    return f"{said}, {first} to {second}"
+        return f"{sentence}, {first} to {second} {comparison.throughput_unit} per second"
+    return f"{sentence}, {first} to {second}"
 
 
 def _say_memory(changes: Sequence[MemoryChange]) -> str:
@@ -227,9 +227,9 @@ def _say_memory(changes: Sequence[MemoryChange]) -> str:
     return f"rank {worst.rank} has {show_bytes(left)} left of {limit}"
 
 
-def label_of(found: CompareAnswer, name: str) -> str:
+def label_of(comparison: CompareAnswer, name: str) -> str:
     """Return what a number is called beside its figures: throughput is named by its unit."""
-    return f"{found.throughput_unit}/s" if name == "throughput" else LABELS[name]
+    return f"{comparison.throughput_unit}/s" if name == "throughput" else LABELS[name]
 
 
 def show_figure(name: str, value: float | None) -> str:

@@ -131,11 +131,11 @@ def say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str
     """Say what the length does to the run, and what to do then."""
     then, source, best = other.unchanged, plan.baseline.source, other.best
     left = least_left(headroom_bytes(then.headroom))
-    room = "memory is unknown" if left is None else f"{left} of memory are left"
+    room = "memory is unknown" if left is None else f"{left} of memory is left"
     if then.fits_memory is False:
         room = f"it does not fit: a rank would need {_lacks(then)} more memory"
     length = name_length(other.token_scale, tokens and tokens * other.token_scale)
-    said = (
+    sentence = (
         f"With {length} a batch takes {show_duration(then.window_ns)} "
         f"({show_duration(then.low_ns)} to {show_duration(then.high_ns)}) instead of "
         f"{show_duration(plan.baseline.window_ns)}, ranks wait "
@@ -143,10 +143,10 @@ def say_length(plan: Plan, other: OtherLength, tokens: float | None) -> list[str
         f"{show_percent(source.bubble_fraction)}; {room}."
     )
     if best is None:
-        return [said, "At that length no option gains more than the noise of a run."]
+        return [sentence, "At that length no option gains more than the noise."]
     which = "still" if best.option is other.best_here else "another"
     words, gain = describe(best.option.change), show_gain(best.gain, best.low, best.high)
-    return [said, f"At that length the best is {which}: {words}, {gain}."]
+    return [sentence, f"At that length the best is {which}: {words}, {gain}."]
 
 
 def say_fate(other: OtherLength, survivor: Survivor) -> str:
@@ -227,7 +227,7 @@ def _limited_by(plan: Plan, capacity: CacheCapacity) -> int:
 
 def say_cache(plan: Plan, cache: CachePlan) -> str:
     """Say what the cache holds, who limits it, and the split that holds most."""
-    limit = f"rank {_limited_by(plan, cache.now)} has no room for more"
+    limit = f"rank {_limited_by(plan, cache.now)} is full"
     now = f"The KV cache holds {show_count(cache.now.tokens)} tokens: {limit}."
     best = next(iter(cache.options), None)
     if best is None or best.capacity.tokens <= cache.now.tokens:
@@ -235,6 +235,6 @@ def say_cache(plan: Plan, cache: CachePlan) -> str:
     gain = "" if best.gain is None else f" ({show_gain(best.gain)})"
     cost = f"throughput changes by {show_gain(best.option.throughput_gain)}"
     if best.option.throughput_low <= 0 <= best.option.throughput_high:
-        cost = "batches take as long, within the noise"
+        cost = "batch latency stays the same, within the noise"
     words = describe(best.option.change)
     return f"{now} With {words} it holds {show_count(best.capacity.tokens)}{gain}, and {cost}."

@@ -160,10 +160,10 @@ class StreamPart(Part, frozen=True, kw_only=True):
     batches: int
     bubble_fraction_of_equal_stages: float | None
     turn_s: float | None
-    """What a batch takes in turn: from one that leaves the last stage to the next."""
+    """Time between batches that leave the last stage."""
     phases: list[PhaseFigures]
     phases_labelled: bool | None
-    """Names in the traces told them; else sizes and what was launched did."""
+    """Phases come from names in the traces; else from sizes and launches."""
     profiler: ProfilerPart | None
     scheduler: SchedulerPart | None
     hosts: list[HostPart]
@@ -243,7 +243,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
 
     schema: str = FIND_SCHEMA
     basis: str
-    """Of all times but those that are called otherwise: profiled, or unprofiled."""
+    """Of all times unless named otherwise: profiled, or unprofiled."""
     run: RunPart
     numbers: Numbers
     job: JobPart | None
@@ -253,14 +253,14 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     utilisation: UtilisationPart
     outside: dict[str, float]
     side_work: dict[str, float]
-    """What ran beside the passes, as a share of the batch on the mean of all ranks."""
+    """Work beside the passes, as a share of the batch, mean of all ranks."""
     stream: StreamPart | None
     shape: ShapePart | None
     ledger: AccountPart | None
     savings: list[SavingPart] | None
     more_microbatches: MoreMicrobatchesPart | None
     rates: Rates | None
-    """What the worth of savings is counted by; null where no GPU is known."""
+    """The rates that savings are valued at; null where no GPU is known."""
     replay: ReplayPart | None
     named: list[NamedCause]
     bottleneck: BottleneckPart | None
@@ -278,14 +278,14 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
 
     def tables(self) -> dict[str, list[dict[str, object]]]:
         """Return the tables of the answer: numbers and the ledger by rank are tables, too."""
-        found = super().tables()
+        tables = super().tables()
         numbers = msgspec.to_builtins(self.numbers)
         numbers["peak_memory_bytes"] = max(filter(None, numbers["peak_memory_bytes"]), default=None)
         ledger = [
             {"rank": rank.rank, **rank.shares}
             for rank in (self.ledger.ranks if self.ledger else ())
         ]
-        return {"numbers": [numbers], "ledger": ledger} | found
+        return {"numbers": [numbers], "ledger": ledger} | tables
 
 
 def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
@@ -421,11 +421,11 @@ def say_bubble(analysis: Analysis) -> str:
     """Say the bubble in a sentence."""
     pipeline, count = analysis.pipeline, len(analysis.pipelines)
     drags = analysis.replicas is not None and analysis.replicas.verdict == DRAGS
-    which = "which drags the others" if drags else "the worst"
+    which = "which slows the others" if drags else "the worst"
     of = [f"pipeline {pipeline.pipeline} of {count}, {which}"] if count > 1 else []
     if pipeline.bubble_fraction is None:
         shares = say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
-        return f"The bubble cannot be told: {_why_no_bubble(pipeline)}. Busy: {shares}."
+        return f"Bubble unknown: {_why_no_bubble(pipeline)}. Busy: {shares}."
     who = "Ranks wait"
     if pipeline.absent:
         noun = "rank" if len(pipeline.absent) == 1 else "ranks"
@@ -433,6 +433,8 @@ def say_bubble(analysis: Analysis) -> str:
         who = f"In part, with no trace of {absent}: the other ranks wait"
     elif pipeline.kind == "stream" and (torn := _torn(analysis)):
         who = f"In part, with a trace of {numbered('rank', torn)} that ends early: ranks wait"
+    elif analysis.stream is not None and analysis.stream.gaps:
+        who = "In part, of batches whose replay does not land: ranks wait"
     elif pipeline.cut:
         who = "In part, of a step that the capture cuts: ranks wait"
     waits = f"{who} {show_percent(pipeline.bubble_fraction)} of the "
@@ -448,13 +450,13 @@ def say_bubble(analysis: Analysis) -> str:
     elif theory.schedule_bubble_fraction is not None:
         named = pipeline.stated.name if pipeline.stated else pipeline.schedule
         alike = show_percent(theory.schedule_bubble_fraction)
-        of.append(f"{named} with equal stages and free transfers: {alike}")
+        of.append(f"{named} with balanced stages and zero-cost transfers: {alike}")
     sentence = f"{waits}batch{_in_brackets(of)}"
-    if pipeline.apparent_fraction is not None and pipeline.useful_fraction is not None:
-        sentence += (
-            f"; a dashboard would show {show_percent(pipeline.apparent_fraction)} busy, "
-            f"{show_percent(pipeline.useful_fraction)} is useful"
-        )
+    apparent, useful = pipeline.apparent_fraction, pipeline.useful_fraction
+    # Without a device there is no utilisation that would mislead anybody.
+    on_device = any(rank.device[1] >= 0 for rank in pipeline.ranks)
+    if apparent is not None and useful is not None and on_device:
+        sentence += f"; device utilisation {show_percent(apparent)}, useful {show_percent(useful)}"
     return f"{sentence}."
 
 
@@ -469,15 +471,15 @@ def _say_stream(waits: str, analysis: Analysis) -> str:
         return f"{waits}."
     if stream is not None and stream.first_sets_pace:
         least = f"{stream.usual_in_flight} or more batches in flight"
-        return f"{waits} with {least}: the first stage sets the pace, so that more do not show."
+        return f"{waits} with {least} (the first stage sets the pace, so more would not show)."
     if stream is not None and not stream.sure:
         low, high = stream.may_be
         so_many = f"{low} or more" if high is None else f"{low} to {high}"
         if stream.hosts_hide_more:
             return f"{waits} with {so_many} batches in flight: no label tells what waits in hosts."
         return (
-            f"{waits} with {so_many} batches in flight: the captures do not show which batch of "
-            "one rank is which of the next."
+            f"{waits} with {so_many} batches in flight (not exact: batches of neighbouring ranks "
+            "could not be matched)."
         )
     if stream is None or expected is None:
         return f"{waits}."
@@ -493,7 +495,7 @@ def _why_no_bubble(pipeline: PipelineFigures) -> str:
     if not pipeline.one_run:
         return "these ranks are not of one run"
     if pipeline.kind == "stream":
-        return "no span that all ranks share"
+        return "the ranks were captured at different times"
     return pipeline.gaps[-1].message if pipeline.gaps else "no such step on all ranks"
 
 
@@ -503,33 +505,33 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
     no_steps = "batches overlap: a stream has no steps" if streams else "no step is whole"
     no_account = "passes are not forward ones, one stage a rank" if streams else no_steps
     no_account = no_account if pipeline.one_run else "these ranks are not of one run"
-    no_job = "no sidecar beside the traces says what steps take without the profiler"
+    no_job = "needs a sidecar with unprofiled step times beside the traces"
     no_memory = "record with profile_memory=True, on a device"
-    unjudged = "nothing tells what the hop should take"
-    not_repaired = "it takes an account of the steps, and messages that tell what the hop takes"
+    unjudged = "needs a reference for the hop: peers, --history or --class"
+    not_repaired = "needs an account of the steps, and measured messages of the hop"
 
     def steps_or(why: str) -> str:
         return no_steps if streams else why
 
     return {
         "run.microbatches": steps_or("steps or stages differ in their number"),
-        "run.schedule": steps_or("no known schedule orders passes like that"),
-        "run.framework.name": "nothing in the traces is of one framework alone",
+        "run.schedule": steps_or("the order of passes matches no known schedule"),
+        "run.framework.name": "no framework is recognised in the traces",
         "run.clock_uncertainty_s": "these ranks are not of one run",
-        "numbers.bubble_fraction": "no span that all ranks share" if streams else no_steps,
+        "numbers.bubble_fraction": "the ranks were captured at different times"
+        if streams
+        else no_steps,
         "numbers.batch_latency_s": no_steps,
-        "numbers.step_time_s": steps_or("it takes two steps to tell"),
+        "numbers.step_time_s": steps_or("needs two steps"),
         "numbers.peak_memory_bytes[]": no_memory,
         "numbers.microbatches_per_s": no_steps,
         "numbers.tokens_per_s": steps_or(
-            "traces do not tell how many tokens a step has: give tokens= to debubble.capture"
+            "tokens of a step are not in the traces: give tokens= to debubble.capture"
         ),
         "numbers.unprofiled_batch_latency_s": no_job,
-        "theory.bubble_fraction": steps_or(
-            "the formula holds for one stage a rank, all ranks known"
-        ),
+        "theory.bubble_fraction": steps_or("the formula needs one stage per rank, and all ranks"),
         "theory.schedule_bubble_fraction": steps_or(
-            "it takes a schedule and all its ranks and kinds of passes"
+            "needs a schedule, all its ranks and all kinds of passes"
         ),
         "ledger": no_account,
         "savings": no_account,
@@ -537,12 +539,12 @@ def _reasons(pipeline: PipelineFigures) -> dict[str, str]:
         "replay": no_account,
         "stream.turn_s": "too few batches were captured from the first stage to the last",
         "stream.phases_labelled": no_account,
-        "stream.profiler": "no note of the server's own metrics: capture with --server",
+        "stream.profiler": "needs the server's own metrics: capture with --server",
         "stream.phases[].tokens": "record with record_shapes=True",
         "stream.phases[].padded_tokens": "record with record_shapes=True",
-        "stream.scheduler": "no label of an engine tells its turns",
-        "bottleneck": WITHOUT_TRACE if pipeline.absent else "the bubble is what takes most",
-        "stages[].layers": "no layer is told apart by its kernels, and no job names their number",
+        "stream.scheduler": "the traces have no labels of an engine's scheduler",
+        "bottleneck": WITHOUT_TRACE if pipeline.absent else "the bubble is the largest",
+        "stages[].layers": "layers are neither visible in the kernels nor stated by the job",
         "hops[].bytes": "the table has no column of bytes"
         if pipeline.ranks[0].timers
         else "record with record_shapes=True",

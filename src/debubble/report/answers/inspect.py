@@ -135,8 +135,8 @@ def _say_run(run: Run, ranks: tuple[RankSummary, ...], lacks: list[LackPart]) ->
     if lacks and (lacks[0].blocks or not (problems or run.missing_ranks)):
         verbs = "all other verbs" if lacks[0].blocks else " and ".join(lacks[0].verbs)
         parts.append(f"{verbs} will lack {lacks[0].lack}")
-    said = "; ".join(parts)
-    return f"{said[:1].upper()}{said[1:]}."
+    summary = "; ".join(parts)
+    return f"{summary[:1].upper()}{summary[1:]}."
 
 
 FIND_SCHEMA = "debubble.find/1"

@@ -16,7 +16,7 @@ from debubble.ledger.verdict import LITTLE, MATTERS, Bottleneck, MainCause
 from debubble.measure.worth import Rates, Worth
 from debubble.report.answers.base import Part
 from debubble.report.answers.change import describe, say_gain
-from debubble.report.answers.microbatches import answer_more_microbatches, say_microbatches
+from debubble.report.answers.microbatches import answer_more_microbatches
 from debubble.serving.account import StreamAccount, StreamSaving
 from debubble.timeline.meetings import LateRank, latest_in_collectives
 from debubble.timeline.steps import numbered
@@ -35,9 +35,9 @@ def worth_columns(rates: Rates | None) -> tuple[str, ...]:
     """Name the columns of a table that has savings."""
     if rates is None:
         return ()
-    money = () if rates.price_per_gpu_hour is None else ("money a day",)
-    energy = () if rates.watts_per_gpu is None else ("kWh a day",)
-    return ("GPU-h a day", *money, *energy)
+    money = () if rates.price_per_gpu_hour is None else ("cost/day",)
+    energy = () if rates.watts_per_gpu is None else ("kWh/day",)
+    return ("GPU-h/day", *money, *energy)
 
 
 def worth_cells(rates: Rates | None, worth: Worth | None) -> tuple[str, ...]:
@@ -57,26 +57,24 @@ def say_rates(rates: Rates | None) -> Iterable[str]:
     """Say what a day is counted by."""
     if rates is None:
         return
-    job = f"of a job that runs all day on {counted(rates.gpus, 'GPU')}"
-    said = f"GPU-h a day: what the same work needs less, {job}"
+    sentence = f"GPU-h/day: GPU-hours saved per day, for a job on {counted(rates.gpus, 'GPU')}"
     if rates.price_per_gpu_hour is not None:
-        said += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} a GPU-hour"
+        sentence += f", at {show_price(rates.price_per_gpu_hour, rates.currency)} per GPU-hour"
     if rates.watts_per_gpu is not None:
-        said += f", {show_number(rates.watts_per_gpu)} W a GPU (as the job measured)"
-    yield said
+        sentence += f", {show_number(rates.watts_per_gpu)} W per GPU (measured)"
+    yield sentence
 
 
 SCHEDULE = "schedule"
 """Warm-up, turnaround and drain together: what the order of passes costs, in `named`."""
 _OF_SCHEDULE = (Cause.WARM_UP, Cause.TURNAROUND, Cause.DRAIN)
+_WHERE = {"batch": "at the same global batch size", "microbatch": "with a larger batch"}
 _CULPRITS_A_RANK = 8
 # Less than this of a layer is not worth a word.
 _WORTH_A_WORD = 0.1
-WITHOUT_TRACE = (
-    "waits for ranks without a trace cannot be told from gaps inside passes: they are unexplained"
-)
+WITHOUT_TRACE = "waits for ranks without a trace are unexplained"
 REMEDIES = {str(cause): cause.about.remedied for cause in Cause} | {
-    HEAD_OF_LINE: "messages that do not queue behind others",
+    HEAD_OF_LINE: "without head-of-line blocking",
 }
 _BOTTLENECKS = {str(cause): cause.about.bottleneck for cause in Cause if cause.about.bottleneck} | {
     "gaps": "gaps between small kernels inside passes",
@@ -84,7 +82,7 @@ _BOTTLENECKS = {str(cause): cause.about.bottleneck for cause in Cause if cause.a
     "optimizer": "the optimizer between steps",
     "reduction": "reductions between steps",
     "clipping": "clipping between steps",
-    "other": "what lies between steps and has no name",
+    "other": "unnamed time between steps",
 }
 
 
@@ -144,11 +142,11 @@ class SavingPart(Part, frozen=True, kw_only=True):
     saved_s: float
     saved_fraction: float
     worth: Worth | None = None
-    """A day of it; null where no GPU is known."""
+    """What it saves per day; null where no GPU is known."""
 
 
 class ReplayPart(Part, frozen=True, kw_only=True):
-    """How well the replay of the unchanged steps lands on what was measured."""
+    """The replay of the unchanged steps, and its error."""
 
     batch_latency_s: float
     error_fraction: float | None
@@ -196,11 +194,11 @@ def answer_account(account: Ledger | StreamAccount) -> AccountPart:
         ranks=[
             RankAccount.of(
                 rank,
-                causes=_in_seconds(account.causes(place)),
-                shares={str(cause): share for cause, share in account.shares(place).items()},
-                culprits=_culprits_of(ledger, place) if ledger else [],
+                causes=_in_seconds(account.causes(rank_index)),
+                shares={str(cause): share for cause, share in account.shares(rank_index).items()},
+                culprits=_culprits_of(ledger, rank_index) if ledger else [],
             )
-            for place, rank in enumerate(ranks)
+            for rank_index, rank in enumerate(ranks)
         ],
         late_in_collectives=[
             late for rank in ranks if ledger and (late := latest_in_collectives(rank))
@@ -208,10 +206,10 @@ def answer_account(account: Ledger | StreamAccount) -> AccountPart:
     )
 
 
-def _culprits_of(ledger: Ledger, place: int) -> list[WaitedFor]:
+def _culprits_of(ledger: Ledger, rank_index: int) -> list[WaitedFor]:
     """Return whom a rank waited for most."""
     found = find_culprits(
-        ledger.steps, ledger.accounts, ledger.ranks, waiter=place, most=_CULPRITS_A_RANK
+        ledger.steps, ledger.accounts, ledger.ranks, waiter=rank_index, most=_CULPRITS_A_RANK
     )
     return [WaitedFor.of(culprit) for culprit in found]
 
@@ -277,8 +275,9 @@ def _name_schedule(analysis: Analysis, ledger: Ledger) -> list[NamedCause]:
     shares = ledger.shares()
     waits = show_percent(sum(shares[cause] for cause in _OF_SCHEDULE))
     parts = answer_more_microbatches(priced).options
-    options = [
-        f"{say_microbatches(part)}: {say_gain(option)} throughput"
+    gains = [
+        f"{say_gain(option)} {_WHERE[part.hold]}"
+        + (" (changes training)" if part.changes_training else "")
         for part, option in zip(parts, priced.options, strict=True)
     ]
     return [
@@ -289,7 +288,8 @@ def _name_schedule(analysis: Analysis, ledger: Ledger) -> list[NamedCause]:
             hop=None,
             saved_s=ledger.job_latency_ns * (1 - 1 / (1 + best)) / NS_PER_S,
             culprit_saved_s=None,
-            sentence=f"the schedule makes ranks wait {waits} of the batch; {'; '.join(options)}",
+            sentence=f"the schedule makes ranks wait {waits} of the batch; throughput with "
+            f"{parts[0].microbatches} microbatches: {', '.join(gains)}",
         )
     ]
 
@@ -299,7 +299,7 @@ def _say_split(analysis: Analysis, matter: MainCause) -> str:
     if matter.slower_layers is None:
         return ""
     return "".join(
-        f"; or move layers: {describe(option.change)}: {say_gain(option)} throughput"
+        f"; {describe(option.change)}: {say_gain(option)}"
         for option in analysis.other_split.options
     )
 
@@ -311,11 +311,11 @@ def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
     waits = show_duration(found.waits_ns)
     name = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
     if found.what == "compute":
-        says = f"compute is; ranks wait {waits} a step"
+        says = f": compute is (ranks wait {waits} a step)"
     else:
-        takes = f"take{'s' if name[:4] == 'the ' else ''} {show_duration(found.length_ns)} a step"
-        says = f"{name} {takes}, ranks wait for each other {waits}"
-    return BottleneckPart.of(found, sentence=f"the bubble is not your bottleneck: {says}")
+        takes = f"{show_duration(found.length_ns)} a step"
+        says = f"; larger: {name}, {takes} (ranks wait for each other: {waits})"
+    return BottleneckPart.of(found, sentence=f"the bubble is not your bottleneck{says}")
 
 
 def say_remedy(causes: str) -> str:
@@ -329,27 +329,23 @@ def say_cause(ledger: Ledger, named: MainCause) -> str:
     culprit, saving = _say_culprit(ledger, named), named.saving
     if named.culprit_saved_ns is not None and named.slow_hops:
         share = named.culprit_saved_ns / max(before, 1)
-        little = "would buy little: " if share < LITTLE else "would save "
-        amount = f"{show_duration(named.culprit_saved_ns)} of {show_duration(before)}"
+        little = "saves little: " if share < LITTLE else "saves "
+        amount = f"{show_duration(named.culprit_saved_ns)} ({show_percent(share)})"
         hops = "it" if len(named.slow_hops) == 1 else "them"
-        return f"{culprit}; repairing {hops} {little}{amount} ({show_percent(share)})"
-    whole = show_duration(saving.batch_latency_ns + saving.saved_ns)
-    buys = f"{show_duration(saving.saved_ns)} of {whole} ({show_percent(saving.saved_fraction)})"
+        return f"{culprit}; repairing {hops} {little}{amount}"
+    buys = f"{show_duration(saving.saved_ns)} ({show_percent(saving.saved_fraction)})"
     if len(saving.causes) > 1:
-        return f"{say_remedy(named.cause)} together would save {buys}: each hides the other"
+        return f"{say_remedy(named.cause)}, together: saves {buys}; either alone saves less"
     if named.slower_layers is not None and named.culprit_saved_ns is not None:
         alike = show_duration(named.culprit_saved_ns)
         share_alike = show_percent(named.culprit_saved_ns / max(before, 1))
-        return (
-            f"{culprit}; layers as fast as the others would save {alike} of "
-            f"{show_duration(before)} ({share_alike})"
-        )
+        return f"{culprit}; fixing that saves {alike} ({share_alike})"
     alone = ""
     if named.workers and named.culprit_saved_ns is not None:
         alone = f", this one alone {show_duration(named.culprit_saved_ns)}"
     elif named.cause == Cause.DATA and named.culprit_saved_ns is not None:
-        alone = f"; with none longer than most, {show_duration(named.culprit_saved_ns)}"
-    return f"{culprit}; {REMEDIES[named.cause]} would save {buys}{alone}"
+        alone = f"; without the longest ones: {show_duration(named.culprit_saved_ns)}"
+    return f"{culprit}; {REMEDIES[named.cause]}: saves {buys}{alone}"
 
 
 def _say_culprit(ledger: Ledger, named: MainCause) -> str:
@@ -362,22 +358,20 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
             return f"{where} takes {more}{_besides(ledger, named.stage)}"
         slower = show_times(named.slower_layers)
         return (
-            f"{where} takes {more}: its layers take {slower} those of the other stages, "
-            "so check its device (clocks, power, other jobs)"
+            f"{where} takes {more}: its layers take {slower} those of other stages, check its "
+            "device"
         )
     if named.slow_hops:
         return _say_slow(named)
     if named.workers:
         return _say_workers(ledger, named)
     if named.cause == Cause.DATA:
-        longest = f"up to {named.times_expected:.1f} times as long as most"
+        longest = f"up to {named.times_expected:.1f} times the median"
         return f"some microbatches take {longest} on every stage: their data differ"
     megatron = any(rank.parallelism.framework == "megatron" for rank in ledger.ranks)
     setting = " after each exchange (Megatron's batch_p2p_sync)" if megatron else ""
     if named.cause == HEAD_OF_LINE:
-        blames = (
-            "messages stand behind others in a queue (head-of-line blocking), most behind {hop}"
-        )
+        blames = "messages queue behind others (head-of-line blocking), most behind {hop}"
     elif len(named.saving.causes) > 1:
         blames = named.cause
     else:
@@ -401,8 +395,8 @@ def _say_workers(ledger: Ledger, named: MainCause) -> str:
     others = f" ({are} of {numbered('rank', also)})" if also else ""
     return (
         f"the device of rank {first.rank}{host} is slow{others}: {held} of pipeline "
-        f"{first.pipeline} takes {show_times(first.times)} as long as {same} elsewhere, which no "
-        "split cures"
+        f"{first.pipeline} takes {show_times(first.times)} as long as {same} elsewhere; no split "
+        "fixes that"
     )
 
 

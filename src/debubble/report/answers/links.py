@@ -135,9 +135,7 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
         verdict = f"No hop was measured: {mixed[0].message}."
     if _costs_little(links) and analysis.ledger is not None:
         others = [named for named in analysis.causes if not named.slow_hops]
-        elsewhere = [
-            f"More is lost elsewhere: {say_cause(analysis.ledger, named)}." for named in others[:1]
-        ]
+        elsewhere = [f"Larger cause: {say_cause(analysis.ledger, named)}." for named in others[:1]]
     if len(analysis.pipelines) > 1:
         verdict = f"{verdict[:1].lower()}{verdict[1:]}"
         verdict = f"Pipeline {analysis.pipeline.pipeline} of {len(analysis.pipelines)}: {verdict}"
@@ -190,7 +188,7 @@ def _hop_part(hop: HopFigures, health: HopHealth | None) -> HopPart:
 def say_links(links: LinkHealth) -> str:
     """Say whether it is the wire, in a sentence."""
     if not links.hops:
-        return "No hop was seen: no message went from rank to rank."
+        return "No hop was measured: no message between ranks."
     if links.slow:
         return _say_slow(links)
     healthy = sum(health.judgement.verdict == Verdict.HEALTHY for health in links.hops)
@@ -202,8 +200,8 @@ def say_links(links: LinkHealth) -> str:
         return f"It is not the wire: {counted(healthy, 'hop')} healthy{unknown}."
     if links.alike.bytes_per_s is None:
         return (
-            f"No hop differs from its peers ({counted(healthy, 'hop')}{unknown}), and no message "
-            "shows what they carry: --class NAME says what they should."
+            f"No hop is slower than its peers ({counted(healthy, 'hop')}{unknown}); their "
+            "bandwidth is not measured: state the expected one with --class NAME."
         )
     shares = ", ".join(
         f"{'more than all' if share > 1 else f'about {show_percent(max(share, 0.01))}'} of {wire}"
@@ -213,9 +211,9 @@ def say_links(links: LinkHealth) -> str:
     if not shares:
         size = show_bytes(links.alike.message_bytes)
         rate += f" with messages of {size}"
-        shares = "too small to tell what wires carry: --class NAME says what they should."
+        shares = "too small to measure bandwidth: state the expected one with --class NAME."
     else:
-        shares += ": is that what you have?"
+        shares += ": is that your link?"
     return f"No hop is slower than its peers: all {healthy} alike at {rate}{unknown}; {shares}"
 
 
@@ -240,7 +238,7 @@ def _opening(first: HopHealth, links: LinkHealth) -> str:
         return "A hop is slow"
     if _slow_cost_ns(links) >= LITTLE * batch:
         return "It is the wire"
-    return "A hop is slow, and slack hides most of it"
+    return "A hop is slow, but slack hides most of it"
 
 
 def _slow_cost_ns(links: LinkHealth) -> int:
@@ -274,7 +272,7 @@ def _say_hop(health: HopHealth, links: LinkHealth) -> str:
     does = f", {show_rate(rate)}" if rate else ""
     text = f"hop {health.hop[0]} → {health.hop[1]} {health.judgement.why}{does}"
     if health.cost_ns is None:
-        return f"{text}; what it costs cannot be told."
+        return f"{text}; its cost is unknown."
     batch = links.batch_latency_ns
     of = f" of {show_duration(batch)}" if batch else ""
     most = "up to " if links.shared else ""

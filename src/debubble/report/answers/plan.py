@@ -83,16 +83,16 @@ class BaselinePart(Part, frozen=True, kw_only=True):
     """What the model of memory gives for the run as it is; null where there is none."""
     headroom_bytes: list[int | None] | None
     per_microbatch_bytes: list[int | None]
-    """What a microbatch in flight takes on each rank: the seed of all that is said of memory."""
+    """Memory of a microbatch in flight, by rank."""
     embedding_layers: float | None
-    """What the first stage does besides its layers, in layers; null where they are not known."""
+    """Work of the embedding, in layers; null where it is unknown."""
     head_layers: float | None
-    """What the last stage does besides."""
+    """Work of the head and loss, in layers."""
     without_profiler: ProfilerPart | None
 
 
 class LinkRepair(Part, frozen=True, kw_only=True):
-    """What is known of a slow link; `find` replays, which is another question."""
+    """What is known of a slow hop."""
 
     paths: ClassVar = {"replay_saved_s": "replayed_ns"}
 
@@ -119,16 +119,16 @@ class OptionPart(Part, frozen=True, kw_only=True):
     fits_memory: bool | None
     headroom_bytes: list[int | None] | None
     by_replay: bool
-    """What was measured is replayed with something put right; else the change is simulated."""
+    """Predicted by replaying the measured steps; else simulated."""
     latency_gain_fraction: float
     throughput_gain_fraction: float
     worth: Worth | None
-    """A day of it, for the same work; null where no GPU is known."""
+    """What it saves per day, for the same work; null where no GPU is known."""
     changes_training: bool
-    """It trains with a larger global batch, and nobody asked for that."""
+    """It trains with a larger global batch, which was not asked for."""
     recommended: bool
     advice: str
-    """yes; try: the run cannot show it; maybe: its interval is wide; noise; no."""
+    """yes; try: not measured in this run; maybe: its interval is wide; noise; no."""
     link: LinkRepair | None
     assumptions: list[str]
     apply: dict[str, str]
@@ -144,7 +144,7 @@ class RefusedPart(Part, frozen=True, kw_only=True):
 
 
 class LeftOutPart(Part, frozen=True, kw_only=True):
-    """What was not weighed, for the framework that is planned for cannot be told it."""
+    """Options left out because the framework that is planned for has no setting for them."""
 
     framework: str
     options: list[RefusedPart]
@@ -152,14 +152,14 @@ class LeftOutPart(Part, frozen=True, kw_only=True):
 
 
 class SplitPart(Part, frozen=True, kw_only=True):
-    """The quickest split, and whether it is proven that none is quicker."""
+    """The best split, and whether it is proven."""
 
     split: list[int]
     exact: bool
 
 
 class OverlapPart(Part, frozen=True, kw_only=True):
-    """What transfers do to compute under them, and when overlap gains nothing."""
+    """What overlap does to compute, and from which slowdown on it gains nothing."""
 
     slowdown: float | None
     break_even: float | None
@@ -178,7 +178,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     options: list[OptionPart]
     refused: list[RefusedPart]
     planned_for: str | None
-    """The framework that all options can be told to; null where any that one of them can."""
+    """The framework that has settings for all options; null where any framework may."""
     left_out: LeftOutPart | None
     lower_bound_s: float | None
     quickest_split: SplitPart | None
@@ -188,7 +188,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     order: OrderPart | None
     emitted: Emitted | None
     tellable_framework: str | None
-    """Who can be told the best option: the framework of the run, else the first that can."""
+    """The framework to write the best option for: that of the run, else the first that can."""
     bottleneck: str | None
     findings: list[str]
     """What follows the verdict, a sentence each."""
@@ -350,10 +350,10 @@ def _left_out(plan: Plan) -> LeftOutPart | None:
         words.append("other numbers of microbatches")
     parts = [_refused_part(idea) for idea in plan.left_out]
     words += [part.words for part in parts if part.lever not in {"schedule", "microbatches"}]
-    sentence = f"planned for {plan.framework}, which has no setting for: {'; '.join(words)}"
+    sentence = f"{plan.framework} has no setting for: {'; '.join(words)}"
     reasons = {idea.reason for idea in plan.left_out}
     if len(reasons) == 1 and len(plan.left_out) > 1:
-        sentence = f"planned for {plan.framework}: {reasons.pop()}"
+        sentence = f"{plan.framework}: {reasons.pop()}"
     return LeftOutPart(framework=plan.framework, options=parts, sentence=sentence)
 
 
@@ -362,14 +362,14 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
     if plan.best is not None:
         return f"{_begin(describe(plan.best.change))}: {_say_batch(plan, plan.best)}."
     if plan.baseline.no_fit is not None and plan.first is None:
-        return f"No predictions from this run: {plan.baseline.no_fit}."
+        return f"No predictions: {plan.baseline.no_fit}."
     over = plan.baseline.over_limit_bytes
     if over is not None and over > 0:
-        said = f"a rank already takes {show_bytes(over)} more than its limit"
+        sentences = f"a rank exceeds its memory limit by {show_bytes(over)}"
         if plan.remedy is None:
-            return f"No memory to plan with: {said}."
+            return f"Out of memory: {sentences}."
         return (
-            f"{_begin(said)}. What fits: {describe(plan.remedy.change)}, a batch in "
+            f"{_begin(sentences)}. This fits: {describe(plan.remedy.change)}, a batch in "
             f"{show_duration(plan.remedy.window_ns)} instead of "
             f"{show_duration(plan.baseline.window_ns)}."
         )
@@ -377,17 +377,18 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
         words, batch = describe(plan.first.change), _say_batch(plan, plan.first)
         return f"Try {words}: {batch}; not sure: {_why_unsure(plan, plan.first)}."
     if not plan.options and (plan.refused or plan.left_out):
-        return "Nothing can be changed: every option is refused."
+        return "No change is possible: every option is refused."
     unweighed = ""
     if plan.baseline.source.split is None:
-        unweighed = " No split was weighed: layers are unknown, say them with --layers."
+        unweighed = " No split was tried: give the layers with --layers."
     if plan.recommended:
         larger = plan.recommended[0]
         return (
-            "Nothing gains more than the noise with this global batch; a larger one, which changes "
-            f"training, would: {describe(larger.change)}: {say_gain(larger)} throughput.{unweighed}"
+            "No option gains more than the noise at this global batch size. A larger batch "
+            f"(changes training): {describe(larger.change)}: {say_gain(larger)} throughput."
+            f"{unweighed}"
         )
-    return f"Nothing gains more than the noise of a run.{unweighed}"
+    return f"No option gains more than the noise.{unweighed}"
 
 
 def _say_batch(plan: Plan, option: Option) -> str:
@@ -407,7 +408,7 @@ def _why_unsure(plan: Plan, option: Option) -> str:
     """Say why an option should gain and is not sure to."""
     noise = ", within the noise" if option.throughput_low > 0 else ""
     return plan.unseen(option) or (
-        f"its interval begins at {show_gain(option.throughput_low)}{noise}"
+        f"its 80 % interval starts at {show_gain(option.throughput_low)}{noise}"
     )
 
 
@@ -428,15 +429,17 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
             larger = larger or option
         elif option is not first:
             best.setdefault(option.lever, option)
-    said = []
+    sentences = []
     if first is not None and plan.to_try and plan.to_try[0] is not first:
         maybe = plan.to_try[0]
         if maybe.throughput_gain > first.throughput_gain:
             why = _why_unsure(plan, maybe)
-            said.append(f"Try {describe(maybe.change)}: {say_gain(maybe)}; not sure: {why}.")
-    said += _say_misses(plan)
-    said += [f"{_begin(describe(option.change))}: {say_gain(option)}." for option in best.values()]
-    said += [
+            sentences.append(f"Try {describe(maybe.change)}: {say_gain(maybe)}; not sure: {why}.")
+    sentences += _say_misses(plan)
+    sentences += [
+        f"{_begin(describe(option.change))}: {say_gain(option)}." for option in best.values()
+    ]
+    sentences += [
         _say_repair(plan, repair)
         for repair in plan.repairs
         if not uncured
@@ -445,13 +448,13 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
         and not any(_holds(other, repair) for other in plan.repairs)
     ]
     if plan.ordered is not None:
-        said.append(say_order(plan.ordered))
+        sentences.append(say_order(plan.ordered))
     if not uncured and plan.overlap is not None and plan.overlap.option.fits_memory is not False:
-        said.append(_say_overlap(plan, plan.overlap))
+        sentences.append(_say_overlap(plan, plan.overlap))
     if larger is not None and plan.first is not None:
         words = describe(larger.change)
-        said.append(f"A larger batch, which changes training: {words}: {say_gain(larger)}.")
-    return said
+        sentences.append(f"A larger batch (changes training): {words}: {say_gain(larger)}.")
+    return sentences
 
 
 def _say_misses(plan: Plan) -> list[str]:
@@ -459,16 +462,14 @@ def _say_misses(plan: Plan) -> list[str]:
     no_fit = plan.baseline.no_fit
     if no_fit is None:
         return []
-    listed = "only what the replay of the measured steps prices is listed"
+    listed = "only options priced by replaying the measured steps are listed"
     # Where nothing is to be done, the error is the first line already.
-    said = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
+    sentences = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
     large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
-    parts = [
-        f"{miss.of or 'what waits for what'} ({show_change_of(miss.over_ns)})" for miss in large
-    ]
+    parts = [f"{miss.of or 'dependencies'} ({show_change_of(miss.over_ns)})" for miss in large]
     if parts:
-        said.append(f"It misses the run in {', '.join(parts)}.")
-    return [*said, f"What helps: {no_fit.hint}."] if no_fit.hint else said
+        sentences.append(f"Largest errors: {', '.join(parts)}.")
+    return [*sentences, f"To fix: {no_fit.hint}."] if no_fit.hint else sentences
 
 
 def _missed_ns(plan: Plan) -> float:
@@ -491,31 +492,30 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     hops = repair.option.change.repaired or ()
     takes = "take" if len(hops) > 1 else "takes"
     saved_ns = plan.baseline.window_ns - repair.option.window_ns
-    slow = (
-        f"{_begin(name_hops(hops))} {takes} {show_times(repair.times_expected)} as long as others"
-    )
+    times = show_times(repair.times_expected)
+    slow = f"{_begin(name_hops(hops))} {takes} {times} as long as its peers"
     if saved_ns <= 0:
-        return f"{slow}, and repairing buys nothing."
+        return f"{slow}; repairing it gains nothing."
     saved = show_duration(saved_ns)
     if repair.option in plan.to_try:
         why = _why_unsure(plan, repair.option)
-        return f"{slow}; repairing may gain {say_gain(repair.option)}, not sure: {why}."
+        return f"{slow}; repairing it may gain {say_gain(repair.option)}, not sure: {why}."
     return (
-        f"{slow}, and repairing buys little: {saved} of {show_duration(plan.baseline.window_ns)}, "
-        f"{say_gain(repair.option)}: within the noise of a run."
+        f"{slow}; repairing it saves little: {saved} of {show_duration(plan.baseline.window_ns)}, "
+        f"{say_gain(repair.option)}, within the noise."
     )
 
 
 def _say_overlap(plan: Plan, overlap: Overlap) -> str:
     even = overlap.break_even
     if even is None:
-        pays = "it pays even if compute slows to a quarter beside messages"
+        pays = "worth it even if overlap makes compute take four times as long"
     elif even <= 1.0:
-        pays = "it gains nothing, even if compute does not slow"
+        pays = "no gain even if overlap does not slow compute"
     else:
-        pays = f"it pays while compute slows by less than {show_percent(even - 1)} beside messages"
+        pays = f"worth it only if overlap slows compute by less than {show_percent(even - 1)}"
     if overlap.slowdown is None:
-        hope = "try it" if overlap.option in plan.to_try else "and not likely to gain"
-        return f"Transfers beside compute: unknown, {hope}; {pays}."
+        hope = "try it" if overlap.option in plan.to_try else "unlikely to gain"
+        return f"Transfers overlapped with compute: not measured, {hope}; {pays}."
     seen = show_percent(overlap.slowdown - 1)
-    return f"Transfers beside compute, which slows it by {seen} in this run: {pays}."
+    return f"Transfers overlapped with compute slow it by {seen} in this run; {pays}."

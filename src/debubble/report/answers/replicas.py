@@ -13,24 +13,24 @@ class ReplicasPart(ReplicaFigures, Part, frozen=True, kw_only=True):
     sentence: str
 
 
-def say_replicas(found: ReplicaFigures) -> str:
+def say_replicas(figures: ReplicaFigures) -> str:
     """Say which replica drags the others, why, and what that costs."""
-    if found.slowest is None:
-        waits = show_percent(found.waited_fraction)
-        return f"No replica drags the others: {waits} of the time waits for one or another."
-    late = found.replicas[found.slowest]
+    if figures.slowest is None:
+        waits = show_percent(figures.waited_fraction)
+        return f"No replica slows the others: replicas wait {waits} of the time for each other."
+    late = figures.replicas[figures.slowest]
     lead = show_seconds(late.late_s or 0)
-    if found.verdict == UNDECIDED:
-        where = f"in {late.last_steps} of {counted(len(found.steps), 'step')}, by {lead}"
-        chance = "too few steps, or too uneven, to call it more than chance"
+    if figures.verdict == UNDECIDED:
+        where = f"in {late.last_steps} of {counted(len(figures.steps), 'step')}, by {lead}"
+        chance = "too few or too uneven steps to rule out chance"
         return f"{_replica_name(late)} came last to the reductions, {where}: {chance}."
-    others = "other" if len(found.replicas) == 2 else f"{len(found.replicas) - 1} others"
-    why = f": {_say_difference(found.why)}" if found.why else ""
-    shorter = f"{show_seconds(found.saved_s or 0)} ({show_percent(found.saved_fraction)})"
+    others = "other" if len(figures.replicas) == 2 else f"{len(figures.replicas) - 1} others"
+    why = f": {_say_difference(figures.why)}" if figures.why else ""
+    shorter = f"{show_seconds(figures.saved_s or 0)} ({show_percent(figures.saved_fraction)})"
     return (
-        f"{_replica_name(late)} drags the {others}{why}. "
-        f"It comes {lead} late to the reductions; without that a step would be {shorter} "
-        f"shorter. Replicas wait {show_percent(found.waited_fraction)} of the time for each other."
+        f"{_replica_name(late)} slows the {others}{why}. "
+        f"It comes {lead} late to the reductions; without that: saves {shorter} a step. "
+        f"Replicas wait {show_percent(figures.waited_fraction)} of the time for each other."
     )
 
 

@@ -28,13 +28,13 @@ SIMULATE_SCHEMA = "debubble.simulate-server/1"
 
 
 class ServedPart(Part, frozen=True, kw_only=True):
-    """What a server does."""
+    """Throughput and latency of a server."""
 
     batches_per_s: float
     tokens_out_per_s: float
     tokens_in_per_s: float
     ttft_s: float | None
-    """This and `kv_tokens` are null where no prompt was captured or stated."""
+    """Null, like `kv_tokens`, where no prompt was captured or stated."""
     tpot_s: float
     kv_tokens: int | None
 
@@ -51,7 +51,7 @@ class SettingPart(Part, frozen=True, kw_only=True):
 
 
 class TrafficPart(Part, frozen=True, kw_only=True):
-    """What is asked of it."""
+    """The load of the server."""
 
     clients: int
     prompts: list[list[float]]
@@ -70,20 +70,20 @@ class ServerOptionPart(Part, frozen=True, kw_only=True):
     traffic: TrafficPart
     served: ServedPart
     gain_fraction: float
-    """Of tokens out a second; the two below hold four of five such changes."""
+    """Of tokens/s out; the two below are its 80 % interval."""
     low_fraction: float
     high_fraction: float
     tpot_low_s: float
-    """So does this pair, of the time a token takes."""
+    """The 80 % interval of the time per token, with the next one."""
     tpot_high_s: float
     worth: Worth | None
-    """A day of it, for the same tokens; null where no GPU is known."""
+    """What it saves per day, for the same tokens; null where no GPU is known."""
     verdict: str
     refused: str
 
 
 class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
-    """What a server does as it is, and what it would do; the most tokens first."""
+    """What a server does now, and with each change; the most tokens/s first."""
 
     schema: str = PLAN_SCHEMA
     setting: SettingPart
@@ -94,7 +94,7 @@ class ServerPlanAnswer(Answer, frozen=True, kw_only=True):
     misfit_fraction: float
     """How far the model is from what was measured."""
     profiled: bool
-    """All figures are under the profiler: nothing tells what it costs."""
+    """All figures are profiled: the overhead is unknown."""
     options: list[ServerOptionPart]
     recommended: int | None
     emitted: Emitted | None
@@ -126,15 +126,15 @@ def answer_server_plan(
         verdict = f"{as_it_is}; {_say(model, first)}."
     elif first is not None:
         gain = show_gain(first.gain, first.low - 1, first.high - 1)
-        alone = "" if first.of_prompts else ", counting decode alone"
-        why = f"its interval begins at {show_percent(first.low - 1)}"
+        alone = "" if first.of_prompts else " (decode only)"
+        why = f"its 80 % interval starts at {show_percent(first.low - 1)}"
         if first.low > 1:
             why = "no prompt was captured"
         verdict = f"{as_it_is}; try {_what(model, first)}: {gain} tokens/s{alone}; not sure: {why}."
     else:
         scheduler = answer_scheduler(analysis)
         notes = scheduler.notes[:1] if scheduler else []
-        verdict = "; ".join((f"{as_it_is}: no priced change gains more than the noise", *notes))
+        verdict = "; ".join((f"{as_it_is}: no predicted change gains more than the noise", *notes))
         verdict = f"{verdict}."
     answer = _answer(ServerPlanAnswer, analysis, plan, verdict, tariff)
     emitted = None if emit_for is None else emit_best_setting(model, options, emit_for)
@@ -214,20 +214,20 @@ def _what(model: ServerModel, option: ServerOption) -> str:
         parts.append(f"{counted(setting.requests_a_batch or 0, 'request')} a batch")
     if "hop" in option.kinds:
         hops = " and ".join(f"{stage - 1} → {stage}" for stage in setting.repaired)
-        parts.append(f"hop {hops} as quick as its peers")
+        parts.append(f"hop {hops} as fast as its peers")
     if "prompts" in option.kinds:
         mix = option.traffic.prompts
-        told = ", ".join(
+        lengths = ", ".join(
             f"{length}" if len(mix) == 1 else f"{length} ({show_percent(share)})"
             for length, share in mix
         )
-        parts.append(f"prompts of {told} tokens")
-    return " and ".join(parts) or f"{model.setting.in_flight} in flight, as it is"
+        parts.append(f"prompts of {lengths} tokens")
+    return " and ".join(parts) or f"{model.setting.in_flight} in flight, unchanged"
 
 
 def _as_it_is(model: ServerModel) -> str:
     rate = f"{show_number(model.as_is.tokens_out_per_s)} tokens/s out"
-    under = " under the profiler" if model.profiled else ""
+    under = " (profiled)" if model.profiled else ""
     return f"The server gives {rate}{under}, {show_seconds(model.as_is.tpot_s)} a token"
 
 
@@ -238,36 +238,35 @@ def _say(model: ServerModel, option: ServerOption) -> str:
     served = option.served
     return (
         f"with {what} it would give {show_number(served.tokens_out_per_s)} "
-        f"({show_gain(option.gain)}, four of five from "
+        f"({show_gain(option.gain)}, 80 % interval "
         f"{show_gains(option.low - 1, option.high - 1)}), {show_seconds(served.tpot_s)} a token"
     )
 
 
 def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
     """Say what the traces did not tell."""
-    model, found = plan.model, []
+    model, assumptions = plan.model, []
     scheduler = answer_scheduler(analysis)
     engine = scheduler.notes if scheduler else []
     if model.profiled:
-        found.append(
-            "the profiler's own cost is not known: figures are of the captured batches, and "
-            f"intervals hold hosts that are up to {WITHOUT_PROFILER:.0f} times as quick without it"
+        assumptions.append(
+            "profiling overhead unknown: figures are profiled, and intervals allow for hosts up to "
+            f"{WITHOUT_PROFILER:.0f} times as fast unprofiled"
         )
     if analysis.stream is not None and analysis.stream.batches.stream.first_sets_pace:
-        found.append(
-            f"{model.setting.in_flight} batches in flight: the first stage sets the pace, so that "
-            "more do not show; --in-flight-measured states them"
+        assumptions.append(
+            f"{model.setting.in_flight} batches in flight (the first stage sets the pace, so more "
+            "would not show; else give --in-flight-measured)"
         )
     if any(case.more_in_turn for case in model.others):
-        found.append(
-            f"after a restart clients in step may come round in one batch more or fewer than "
-            f"{model.setting.in_flight}, which alone changes tokens/s by that share: intervals "
-            "hold that; answers of different lengths show what a setting does by itself"
+        assumptions.append(
+            "clients run in lockstep: after a restart they may form one batch more or fewer than "
+            f"{model.setting.in_flight}, which alone changes tokens/s; intervals include that"
         )
     now, first = model.costs.layers, plan.first
     layers = first.setting.layers if first else None
     if now and layers and max(layers) > max(now):
-        found.append(
+        assumptions.append(
             f"stage {layers.index(max(layers))} has memory for the weights and the cache of "
             f"{max(layers)} layers; no stage has more than {max(now)} now"
         )
@@ -276,17 +275,16 @@ def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
         notes = analysis.server_notes
         longer = notes.seconds_for_both if notes else None
         how_long = "longer" if longer is None else f"{longer:.0f} s"
-        found.append(
-            f"no prompt was captured: {requests} that decode alone; TTFT, chunks "
-            f"(--max-num-batched-tokens of vLLM) and what is best with prompts are not told: "
-            f"capture {how_long}"
+        assumptions.append(
+            f"no prompt was captured: {requests}, decode only; TTFT and chunk sizes "
+            f"(vLLM: --max-num-batched-tokens) are unknown: capture {how_long}"
         )
-        return found + engine
+        return assumptions + engine
     mix = " and ".join(f"{length}" for length, _ in model.traffic.prompts)
-    how = "by the server's metrics" if analysis.server_notes else "by the captured batches"
-    found.append(
+    how = "from the server's metrics" if analysis.server_notes else "from the captured batches"
+    assumptions.append(
         f"{counted(model.traffic.clients, 'request')} at once, prompts of {mix} tokens, "
         f"{model.traffic.output} tokens an answer ({how}, or as stated)"
     )
-    found.append("requests that end are followed by others at once: a closed loop")
-    return found + engine
+    assumptions.append("closed loop: a finished request is replaced at once")
+    return assumptions + engine

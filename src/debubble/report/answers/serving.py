@@ -18,17 +18,17 @@ from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_
 
 
 class HostPart(Part, frozen=True, kw_only=True):
-    """What the host of a rank does with the time of a batch; the parts add up to its turn."""
+    """Time of a rank's host, per batch; the parts add up to the time between batches."""
 
     rank: int
     launching_s: float
-    """In the engine's label: inputs made, kernels launched."""
+    """Inside the engine's label: preparing inputs, launching kernels."""
     handing_over_s: float
-    """Until the next host takes the shapes of a batch."""
+    """Sending shapes: until the next host has taken them."""
     receiving_s: float
-    """Until the host before sends them."""
+    """Receiving shapes: until the previous host has sent them."""
     kept_s: float
-    """Until the device is done."""
+    """Synchronising: until the device is done."""
     rest_s: float
     """Sampling, broadcast, the scheduler, and what is between."""
 
@@ -49,25 +49,25 @@ class SchedulerPart(Part, frozen=True, kw_only=True):
     starved: bool
     """Too few requests for the stages."""
     notes: list[str]
-    """What its settings have to do with it; nothing of this is priced."""
+    """Settings of the engine that matter here; their effect is not predicted."""
 
 
 class ProfilerPart(Part, frozen=True, kw_only=True):
-    """What the server did under the profiler and without it, by its own metrics."""
+    """What the server did profiled and unprofiled, by its own metrics."""
 
     slowdown: float | None
-    """How many times longer a token took under it."""
+    """Time per token profiled, over unprofiled."""
     captured_tokens_out_per_s: float | None
-    """Under it, of captured batches that all decode; null where some hold prompts."""
+    """Profiled, of captured batches that all decode; null where some hold prompts."""
     tokens_out_per_s: float | None
-    """Without it; so below."""
+    """Unprofiled; so below."""
     tokens_in_per_s: float | None
     tpot_s: float | None
     ttft_s: float | None
     requests_running: float | None
 
 
-_UNPRICED = "not priced: "
+_UNPRICED = "not predicted: "
 
 
 def answer_hosts(analysis: Analysis) -> list[HostPart]:
@@ -99,32 +99,30 @@ def _engine_notes(analysis: Analysis, account: StreamAccount) -> list[str]:
         return []
     round_ = batches.round
     if batches.starved:
-        notes.append(
-            "fewer stages, with tensor parallelism in their place, serve so few requests sooner"
-        )
+        notes.append("so few requests run faster on fewer stages with tensor parallelism")
     if not _replays_graphs(analysis) and account.shares()[Cause.HOST] > MATTERS:
-        notes.append(
-            "kernels are launched one by one: without --enforce-eager vLLM replays CUDA graphs"
-        )
+        notes.append("kernels are launched one by one: remove --enforce-eager to use CUDA graphs")
     if not batches.starved and round_ and (len(set(round_)) > 1 or batches.stream.empty_turns > 0):
-        empty = f", and {show_percent(batches.stream.empty_turns)} of the turns have none"
+        empty = (
+            f", and {show_percent(batches.stream.empty_turns)} of the scheduler's turns are empty"
+        )
         notes.append(
-            f"clients are in step: batches of {', '.join(map(str, round_))} requests come round"
+            f"clients run in lockstep: batches of {', '.join(map(str, round_))} requests repeat"
             + (empty if batches.stream.empty_turns else "")
-            + "; clients whose answers differ in length spread over the turns"
+            + "; answers of different lengths would spread them"
         )
     known = (batches.padded > 0) & (batches.tokens > 0)
     if known.any():
         more = float(batches.padded[known].sum() / batches.tokens[known].sum()) - 1
         if more > MATTERS:
             notes.append(
-                f"batches are computed with {show_percent(more)} more tokens than they hold: "
-                "cudagraph_capture_sizes sets the sizes of graphs"
+                f"batches are padded by {show_percent(more)} more tokens: set "
+                "cudagraph_capture_sizes to the sizes that occur"
             )
     if account.shares()[Cause.TOKEN_BROADCAST] > MATTERS:
         notes.append(
-            "streams that share a queue of the device wait for each other: "
-            "CUDA_DEVICE_MAX_CONNECTIONS says how many queues there are"
+            "streams that share a hardware queue wait for each other: "
+            "CUDA_DEVICE_MAX_CONNECTIONS sets the number of queues"
         )
     return [f"{_UNPRICED}{note}" for note in notes]
 
@@ -151,13 +149,13 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
         return []
     noise = max(MATTERS, abs(account.replay_error or 0.0))
     notes = analysis.server_notes
-    told = notes is not None and notes.slowdown is not None
+    overhead = notes is not None and notes.slowdown is not None
     # What the profiler itself may have made comes last, unless the server tells what it costs; of
     # an engine whose turns show what its hosts do, it counts as little as quick hosts leave of it.
     shown = account.batches.turn_known
 
     def weight(saving: StreamSaving) -> tuple[bool, float]:
-        unsure = saving.inflated and not told
+        unsure = saving.inflated and not overhead
         return unsure and not shown, -saving.saved_ns / (WITHOUT_PROFILER if unsure else 1.0)
 
     savings = sorted(account.savings, key=weight)
@@ -178,10 +176,8 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
 
 def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> str:
     """Say a cause of a stream, whose it is, and what putting it right would buy."""
-    now = saving.turn_ns + saving.saved_ns
     buys = (
-        f"{show_duration(round(saving.saved_ns))} of {show_duration(round(now))} a batch "
-        f"({show_percent(saving.saved_fraction)})"
+        f"{show_duration(round(saving.saved_ns))} a batch ({show_percent(saving.saved_fraction)})"
     )
     about, batches = saving.cause.about, account.batches
     stage, rank = saving.culprit, None
@@ -195,7 +191,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
     elif saving.cause is Cause.TOKEN_BROADCAST:
-        who = about.blames + _of_longest(analysis, account)
+        who = about.blames + _of_longest(analysis, stage)
     elif saving.cause is Cause.NO_WORK:
         who = (
             f"{counted(batches.requests, 'request')} cannot fill "
@@ -218,22 +214,21 @@ def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> st
         )
         hop = f"hop {most.hop[0]} → {most.hop[1]}" if most and most.hop else "some hop"
         who = about.blames.format(rank=rank, hop=hop, setting="")
-    return f"{who}; {about.remedied} would save {buys}"
+    return f"{who}; {about.remedied}: saves {buys}"
 
 
-def _of_longest(analysis: Analysis, account: StreamAccount) -> str:
+def _of_longest(analysis: Analysis, stage: int | None) -> str:
     """Say for whose passes they mostly stand there."""
-    most = next((one for one in account.culprits if one.cause is Cause.TOKEN_BROADCAST), None)
     parts = analysis.phases
-    if most is None or most.stage is None or not parts:
+    if stage is None or not parts:
         return ""
     part = max(parts, key=lambda phase: phase.batches)
-    takes, layers = part.device_s[most.stage], analysis.layers_of(most.stage)
-    told = f", {layers} layers" if layers is not None else ""
+    takes, layers = part.device_s[stage], analysis.layers_of(stage)
+    overhead = f", {layers} layers" if layers is not None else ""
     return (
-        f", most until stage {most.stage} has sampled (it computes "
+        f", mostly until stage {stage} has sampled (it computes "
         f"{show_duration(round(takes * NS_PER_S))} a {part.phase} batch, "
-        f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{told})"
+        f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{overhead})"
     )
 
 
@@ -246,8 +241,8 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
     slowest = hosts.get(rank) if rank is not None else None
     if slowest is not None:
         bound = (
-            f" (its host needs {show_duration(slowest.launching_ns)} a batch to make inputs and "
-            "launch)"
+            f" (its host needs {show_duration(slowest.launching_ns)} a batch to prepare inputs "
+            "and launch)"
         )
     elif decode is not None:
         longest = int(np.argmax(decode.pass_s))
@@ -257,18 +252,17 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
         )
     notes = analysis.server_notes
     slowdown = notes.slowdown if notes else None
-    told = (
-        f"without the profiler a token took {1 / slowdown:.2f} of that"
+    overhead = (
+        f"; unprofiled, a token took {1 / slowdown:.2f} of its profiled time"
         if slowdown
-        else "the profiler slows launches, by how much is not known here: so it is an upper bound"
+        else " (an upper bound: the profiler slows launches)"
     )
     if all(rank.device[1] < 0 for rank in account.batches.ranks):
         return (
-            f"{show_percent(share)} of the time lies between two operators, most on rank {rank}"
-            f"{bound}; operators that follow at once would save up to {buys}; {told}"
+            f"{show_percent(share)} of the time is between operators, most on rank {rank}"
+            f"{bound}; without these gaps: saves up to {buys}{overhead}"
         )
     return (
-        f"hosts launch too late: devices wait {show_percent(share)} of the time for their next "
-        f"kernel, most on rank {rank}{bound}; launches that take no time, as CUDA graphs nearly "
-        f"do, would save up to {buys}; {told}"
+        f"hosts launch too late: devices wait {show_percent(share)} of the time, most on rank "
+        f"{rank}{bound}; zero-cost launches: saves up to {buys}{overhead}"
     )

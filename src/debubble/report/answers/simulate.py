@@ -140,7 +140,7 @@ def answer_simulate(
     if baseline.memory is not None and (asked.change.microbatches or asked.change.split):
         assumed += baseline.memory.assumptions
     if outside_ns > 0 and not asked.changes_nothing:
-        assumed.append(f"between batches it takes {show_duration(outside_ns)}, as measured")
+        assumed.append(f"{show_duration(outside_ns)} between batches, as measured")
     stages = [sorted({action.stage for action in actions}) for actions in asked.order]
     uncorrected = asked.correction in (1.0, baseline.correction)
     return SimulateAnswer(
@@ -238,7 +238,7 @@ def answer_by_hand(  # noqa: PLR0913 (what was asked, and what came out)
     else:
         name = schedule if schedule in SCHEDULES else "this order"
         alike = show_percent(theory.schedule_bubble_fraction)
-        ideal = f"{name} with equal stages and free transfers: {alike}"
+        ideal = f"{name} with balanced stages and zero-cost transfers: {alike}"
     return SimulateAnswer(
         given=GivenPart(
             schedule=schedule,
@@ -276,7 +276,7 @@ def _verdict(asked: WhatIfAnswer) -> str:
     middle = show_duration(option.window_ns)
     if asked.changes_nothing:
         off = show_gain(option.window_ns / asked.baseline.window_ns - 1)
-        return f"Simulated as it is, a batch takes {middle}; it took {measured}: {off} off."
+        return f"Simulated unchanged, a batch takes {middle}; measured {measured}: error {off}."
     of, before = "", ""
     if asked.change.microbatches:
         of = f" of {counted(asked.microbatches, 'microbatch', 'microbatches')}"
@@ -290,16 +290,16 @@ def _verdict(asked: WhatIfAnswer) -> str:
 
 def _findings(asked: WhatIfAnswer, hops: tuple[str, ...]) -> list[str]:
     """Say what was asked for, whether it is within the noise, and who does not fit."""
-    said = []
+    sentences = []
     words = [f"hop {hop}" for hop in hops]
     if not asked.changes_nothing and (asked.change != Change() or not hops):
         words.insert(0, describe(asked.change))
     if words:
-        said.append(f"Asked: {', '.join(words)}.")
+        sentences.append(f"Change: {', '.join(words)}.")
     low, high = asked.option.throughput_low, asked.option.throughput_high
     if not asked.changes_nothing and low <= 0 <= high:
-        said.append(f"That is within the noise of a run: {show_gains(low, high)}.")
+        sentences.append(f"Within the noise: 80 % interval {show_gains(low, high)}.")
     for rank, room in zip(asked.baseline.ranks, asked.option.headroom or (), strict=False):
         if room.fits is False:
-            said.append(f"Rank {rank.rank} does not fit: {room}.")
-    return said
+            sentences.append(f"Rank {rank.rank} does not fit: {room}.")
+    return sentences

@@ -161,10 +161,14 @@ def answer_tune(tuned: Tuning) -> TuneAnswer:
 
 
 def answer_dry_run(
-    commands: Sequence[tuple[Setting, tuple[str, ...]]], found: Prospects | None
+    commands: Sequence[tuple[Setting, tuple[str, ...]]], expected_runs: Prospects | None
 ) -> DryRunAnswer:
     """Say what would be run; the first command is that of the setting as it is."""
-    tries = [] if found is None else [prospect for prospect in found.tries if prospect.worth]
+    tries = (
+        []
+        if expected_runs is None
+        else [prospect for prospect in expected_runs.tries if prospect.worth]
+    )
     return DryRunAnswer(
         first=list(commands[0][1]),
         tries=[
@@ -197,16 +201,16 @@ def say_tuning(tuned: Tuning) -> str:
         return f"No setting that was tried fits memory; {spent}."
     tried = {run.setting for run in standing.runs} - {standing.now}
     if tuned.stop.spent and not tried:
-        return f"Nothing was tried: the budget allows no more; {spent}."
+        return f"Nothing was tried: the budget is spent; {spent}."
     if not tried:
-        return f"Nothing to gain beyond the noise: keep {standing.now}; {spent}."
+        return f"No option is predicted to gain more than the noise: keep {standing.now}; {spent}."
     return f"No setting is clearly better: keep {standing.now}; {spent}."
 
 
 def last_expected(tuned: Tuning, setting: Setting) -> Expectation | None:
     """Return what was last predicted of a setting."""
-    found = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
-    return found[-1] if found else None
+    expected_runs = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
+    return expected_runs[-1] if expected_runs else None
 
 
 def _expected_part(expected: Expectation | None) -> ExpectedPart | None:

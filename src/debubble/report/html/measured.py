@@ -26,8 +26,7 @@ from debubble.report.html.sections import (
 )
 from debubble.report.html.views import MOST_BYTES, PipelineView, View, views_of
 from debubble.report.text import Page
-from debubble.timeline.figures import PipelineFigures
-from debubble.units import counted, show_bytes, show_duration, show_rate, show_share
+from debubble.units import counted, show_bytes, show_duration, show_number, show_rate, show_share
 
 
 def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, run: str) -> Report:
@@ -40,16 +39,14 @@ def links_report(rates: Mapping[Hop, float], slow: Sequence[Hop], page: Page, ru
             hop: Cell(slowness=slowness[hop], lines=(show_rate(rate),), slow=hop in slow)
             for hop, rate in rates.items()
         }
-        words = (
-            "Rows send, columns receive; the fuller the colour, the slower; a slow hop is framed."
-        )
+        words = "Rows send, columns receive; darker is slower; a slow hop is framed."
         report.sections.append(chart_section("Hops", words, matrix_markup(ranks, cells)))
     return report
 
 
 def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
     """Lay out the report; the worst pipeline comes first and is shown first."""
-    report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0].figures))
+    report = Report(verb="find", run=run, page=page, tiles=tiles_of(shown[0]))
     report.sections.append(advice_section(_advice(page), page.next_command))
     add_timeline(report, shown)
     for pipeline in shown:
@@ -57,22 +54,31 @@ def find_report(shown: Sequence[PipelineView], page: Page, run: str) -> Report:
     return report
 
 
+_NEXT = {
+    "links": "Next, debubble links shows what each hop does and costs.",
+    "plan": "Next, debubble plan predicts what each change gains, and whether it fits.",
+}
+
+
 def _advice(page: Page) -> str:
-    """Say what to do first: the first finding of the answer; nothing where there is none."""
-    if not page.findings:
-        return ""
-    return f"{page.findings[0]} The plan weighs what can be changed, with the memory that it needs."
+    """Say what to do first, and what the next command shows; nothing where no cause is known."""
+    verb = page.next_command.removeprefix("debubble ").partition(" ")[0]
+    return f"{page.findings[0]} {_NEXT.get(verb, '')}".rstrip() if page.findings else ""
 
 
-def tiles_of(figures: PipelineFigures) -> list[tuple[str, str]]:
-    """Return the figures that a reader wants first."""
+def tiles_of(view: PipelineView) -> list[tuple[str, str]]:
+    """Return the figures that a reader wants first; of a stream in batches and tokens."""
+    figures, stream = view.figures, view.figures.stream
     peaks = [rank.peak_memory_bytes for rank in figures.ranks if rank.peak_memory_bytes is not None]
     shown: list[tuple[Any, Callable[[Any], str], str]] = [
         (figures.bubble_fraction, show_share, "bubble"),
         (figures.batch_latency_ns, show_duration, "batch latency"),
         (figures.step_time_ns, show_duration, "step time"),
-        (figures.apparent_fraction, show_share, "a dashboard shows"),
-        (figures.useful_fraction, show_share, "is useful"),
+        (figures.apparent_fraction, show_share, "device utilisation"),
+        (figures.useful_fraction, show_share, "useful compute"),
+        (stream and stream.in_flight, "{:.3g}".format, "batches in flight"),
+        (stream and stream.batches_per_s, show_number, "batches/s"),
+        (view.stream and view.stream.tokens_out_per_s, show_number, "tokens/s out (profiled)"),
         (max(peaks, default=None), show_bytes, "peak memory, fullest rank"),
         (figures.schedule, str, "schedule"),
         (figures.microbatches, str, "microbatches"),
@@ -92,14 +98,20 @@ def add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:
         return
     numbers = report.add_views(views)
     words = (
-        "A lane a rank. Tall: passes, with letter and microbatch. Thin and hatched: waits, by "
+        "One lane per rank. Tall: passes, with letter and microbatch. Thin and hatched: waits, by "
         "cause. Arrows: messages. Point at a wait to see who was waited for; 3B5 is stage 3's "
         "backward pass of microbatch 5, 2→3 a message from rank 2 to rank 3."
     )
+    if shown[0].figures.stream is not None:
+        words = (
+            "One lane per rank. Tall: batches, with their number. Thin and hatched: waits, by "
+            "cause. Arrows: messages. Point at a wait to see who was waited for; 3F5 is batch 5 on "
+            "stage 3, 2→3 a message from rank 2 to rank 3."
+        )
     if not any(view["waits"]["names"] for view in views):
         words = (
-            "A lane a rank: passes, with letter and microbatch; arrows are messages. Waits have no "
-            "causes here: no step was captured whole, or no batch from end to end."
+            "One lane per rank: passes, with letter and microbatch; arrows are messages. Waits "
+            "have no causes here: no whole step, or no batch from end to end, was captured."
         )
     if dropped:
         words += f" {counted(dropped, 'more step')} left out, to keep the file small."
@@ -118,10 +130,10 @@ def _add_charts(report: Report, shown: PipelineView, *, alone: bool) -> None:
         what, of = "batches", "Shares of the time"
         if shown.ledger is not None:
             steps = counted(len(shown.ledger.steps), "step")
-            what, of = "steps", f"Shares of the batch, in the middle of {steps}"
+            what, of = "steps", f"Shares of the batch, median of {steps}"
         rows = [
-            (f"rank {rank.rank}", account.shares(place))
-            for place, rank in enumerate(shown.figures.ranks)
+            (f"rank {rank.rank}", account.shares(ranks_pair))
+            for ranks_pair, rank in enumerate(shown.figures.ranks)
         ]
         seen = [cause for cause in Cause if any(shares[cause] for _, shares in rows)]
         report.sections += [
@@ -132,9 +144,9 @@ def _add_charts(report: Report, shown: PipelineView, *, alone: bool) -> None:
                 pipeline,
             ),
             chart_section(
-                "What it would buy",
-                f"Each by replaying the measured {what} with one thing put right, or two that hide "
-                "each other. They overlap: savings do not add up.",
+                "What fixing it would save",
+                f"Replays of the measured {what} with one cause removed, or two together. "
+                "Savings do not add up.",
                 saving_bars(account.savings),
                 pipeline,
             ),
@@ -142,7 +154,7 @@ def _add_charts(report: Report, shown: PipelineView, *, alone: bool) -> None:
     report.sections.append(
         chart_section(
             "Hops",
-            "Rate, wire and wait of a message, medians; the fuller the colour, the slower.",
+            "Median rate, wire time and wait of a message; darker is slower.",
             _hops(shown),
             pipeline,
         )
@@ -177,7 +189,7 @@ def _hops(pipeline: PipelineView) -> str:
 
 
 def compare_report(
-    found: CompareAnswer, sides: Sequence[Sequence[PipelineView]], page: Page, run: str
+    answer: CompareAnswer, sides: Sequence[Sequence[PipelineView]], page: Page, run: str
 ) -> Report:
     """Lay out before and after: their steps on one axis, their numbers, their memory.
 
@@ -185,16 +197,19 @@ def compare_report(
     """
     report = Report(verb="compare", run=run, page=page)
     report.sections += [
-        f'<div class="sides">{_numbers(found)}{_memory(found)}</div>',
+        f'<div class="sides">{_numbers(answer)}{_memory(answer)}</div>',
     ]
-    if found.causes:
-        seen = [next(cause for cause in Cause if cause == part.cause) for part in found.causes]
+    if answer.causes:
+        seen = [next(cause for cause in Cause if cause == part.cause) for part in answer.causes]
         rows = [
             (
                 "before",
-                dict(zip(seen, (part.before_fraction for part in found.causes), strict=True)),
+                dict(zip(seen, (part.before_fraction for part in answer.causes), strict=True)),
             ),
-            ("after", dict(zip(seen, (part.after_fraction for part in found.causes), strict=True))),
+            (
+                "after",
+                dict(zip(seen, (part.after_fraction for part in answer.causes), strict=True)),
+            ),
         ]
         words = "Shares of the batch, all ranks together; hatches as in the timeline."
         body = ledger_bars(rows) + definitions(seen)
@@ -203,15 +218,15 @@ def compare_report(
     return report
 
 
-def _numbers(found: CompareAnswer) -> str:
+def _numbers(answer: CompareAnswer) -> str:
     pairs = []
-    for name, delta in found.delta.items():
+    for name, delta in answer.delta.items():
         if delta.before is None and delta.after is None:
             continue
         before = delta.before.median if delta.before else None
         after = delta.after.median if delta.after else None
-        unit = f"; {found.throughput_unit} a second" if name == "throughput" else ""
-        decides = "; decides" if name == found.decided_by else ""
+        unit = f"; {answer.throughput_unit} a second" if name == "throughput" else ""
+        decides = "; decides" if name == answer.decided_by else ""
         pairs.append(
             Pair(
                 name=LABELS[name],
@@ -221,13 +236,13 @@ def _numbers(found: CompareAnswer) -> str:
                 beside=f"{show_delta(name, delta.change)}, {delta.direction}{decides}{unit}",
             )
         )
-    words = "Medians; each pair on its own scale."
+    words = "Medians; each pair has its own scale."
     return chart_section("Numbers", words, pair_bars(pairs, "Numbers before and after"))
 
 
-def _memory(found: CompareAnswer) -> str:
+def _memory(answer: CompareAnswer) -> str:
     pairs = []
-    for change in found.memory:
+    for change in answer.memory:
         left = change.headroom_bytes
         beside = ""
         if left is not None:
@@ -250,7 +265,7 @@ def _memory(found: CompareAnswer) -> str:
 
 
 def _bytes(count: int | None) -> str:
-    return "not known" if count is None else show_bytes(count)
+    return "unknown" if count is None else show_bytes(count)
 
 
 def _add_steps(report: Report, sides: Sequence[Sequence[PipelineView]]) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from debubble.plan.ask import ask
+import numpy as np
+
+from debubble.plan.ask import WhatIfAnswer, ask
+from debubble.plan.change import Change
+from debubble.plan.option import Idea
 from debubble.plan.plan import Plan
 from debubble.report.answers.plan import OptionPart, PlanAnswer
 from debubble.report.answers.server_plan import ServerPlanAnswer
 from debubble.report.html.measured import add_timeline
 from debubble.report.html.page import Board, Report, Slot
 from debubble.report.html.sections import Pair, board_section, chart_section, pair_bars
-from debubble.report.html.views import MOST_BYTES, PipelineView, views_of
+from debubble.report.html.views import MOST_BYTES, PipelineView, View, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.job import Basis
 from debubble.units import (
     show_between,
     show_bytes,
@@ -28,42 +34,58 @@ from debubble.units import (
 _SERVER_OPTIONS = 8
 
 
-def planned_view(plan: Plan) -> PipelineView | None:
-    """Return a step of the best option as it is predicted; None where nothing is to be done.
+def views_of_plan(
+    plan: Plan, measured: PipelineView, traced: Basis
+) -> tuple[tuple[str, PipelineView], ...]:
+    """Return a step now, and one of the best option as it is predicted, on one basis, by name.
 
-    Where only a larger batch gains, that one: the page says so. A replay has no step to draw.
+    Of a plan of unprofiled times the step now is simulated: the measured one was profiled. Where
+    only a larger batch gains, the option is that one: the page says so. Nothing is returned where
+    nothing is to be done, or a replay did it: that has no step to draw.
     """
     best = plan.best or next(iter(plan.recommended), None)
     if best is None or best.by_replay:
-        return None
-    drawn = ask(plan.baseline_for(best), best.idea).draw()
-    return PipelineView(timeline=drawn, figures=measure_pipeline(drawn, 0), ledger=None)
+        return ()
+    now = "measured", measured
+    if plan.baseline.basis != traced:
+        unchanged = ask(plan.baseline, Idea(lever="", change=Change()))
+        now = "now (simulated)", _drawn(replace(unchanged, correction=plan.baseline.correction))
+    return now, ("planned", _drawn(ask(plan.baseline_for(best), best.idea)))
+
+
+def _drawn(predicted: WhatIfAnswer) -> PipelineView:
+    timeline = predicted.draw()
+    return PipelineView(timeline=timeline, figures=measure_pipeline(timeline, 0), ledger=None)
 
 
 def plan_report(
-    found: PlanAnswer, shown: PipelineView, planned: PipelineView | None, page: Page, run: str
+    answer: PlanAnswer,
+    shown: PipelineView,
+    compared: Sequence[tuple[str, PipelineView]],
+    page: Page,
+    run: str,
 ) -> Report:
     """Lay out the best option beside the run as it is, then all options, then the run."""
-    report = Report(verb="plan", run=run, page=page, tiles=_tiles(found))
-    drawn = planned is not None and _add_planned(report, found, shown, planned)
+    report = Report(verb="plan", run=run, page=page, tiles=_tiles(answer))
+    drawn = bool(compared) and _add_planned(report, answer, compared)
     words = (
-        "A batch as it is and with each option; whether to do it stands before it. Percents are "
-        "throughput: a larger batch may take longer and still do more a second."
+        "Batch latency now and with each option, with the advice on the left. Percentages are "
+        "throughput gains: a larger batch may take longer and still do more per second."
     )
-    pairs = _option_pairs(found)
-    body = pair_bars(pairs, "Options by what a batch takes", ("now", "then")) if pairs else ""
+    pairs = _option_pairs(answer)
+    body = pair_bars(pairs, "Options by batch latency", ("now", "then")) if pairs else ""
     report.sections.append(chart_section("Options", words, body))
     if not drawn:
         add_timeline(report, [shown])
     return report
 
 
-def _option_pairs(found: PlanAnswer) -> list[Pair]:
+def _option_pairs(answer: PlanAnswer) -> list[Pair]:
     """Hold a batch with each option against the batch as it is, beside what memory it takes."""
-    now_s = found.baseline.numbers.batch_latency_s
-    limit = min((limit for limit in found.baseline.limit_bytes if limit is not None), default=None)
+    now_s = answer.baseline.numbers.batch_latency_s
+    limit = min((limit for limit in answer.baseline.limit_bytes if limit is not None), default=None)
     pairs = []
-    for option in found.options:
+    for option in answer.options:
         numbers, (low_s, high_s) = option.numbers, option.interval.batch_latency_s or (0.0, 0.0)
         beside = (
             f"{option.words}{_larger(option)}: {show_gain(option.throughput_gain_fraction)}, "
@@ -94,20 +116,19 @@ def _fullest(peaks: Sequence[float | None] | None) -> float | None:
     return max((peak for peak in peaks or () if peak is not None), default=None)
 
 
-def _best(found: PlanAnswer) -> OptionPart:
+def _best(answer: PlanAnswer) -> OptionPart:
     """Return the option that is drawn."""
-    larger = [option for option in found.options if option.recommended]
-    return (found.recommended or larger)[0]
+    larger = [option for option in answer.options if option.recommended]
+    return (answer.recommended or larger)[0]
 
 
 def _add_planned(
-    report: Report, found: PlanAnswer, shown: PipelineView, planned: PipelineView
+    report: Report, answer: PlanAnswer, compared: Sequence[tuple[str, PipelineView]]
 ) -> bool:
-    """Add a measured step and the planned one on one axis, and their numbers."""
-    best = _best(found)
+    """Add a step now and the planned one on one axis, and their numbers."""
+    best = _best(answer)
     slots = [
-        Slot(title=title, views=report.add_views(views_of(view, MOST_BYTES // 4)[0]))
-        for title, view in (("measured", shown), ("planned", planned))
+        Slot(title=title, views=report.add_views(_median_step(view))) for title, view in compared
     ]
     if not all(slot.views for slot in slots):
         return False
@@ -115,24 +136,30 @@ def _add_planned(
     report.sections += [
         board_section(
             number,
-            "Measured and planned",
-            f"A step as it was measured, and one as it is predicted with {best.words}"
-            f"{_larger(best)}, on one axis; the dashed "
-            "line is where each ends.",
-            names=("measured:", "planned:"),
+            "Now and planned",
+            f"A step now, and the step predicted with {best.words}{_larger(best)}, on one axis "
+            f"({answer.basis} times); the dashed line is where each ends.",
+            names=[f"{slot.title}:" for slot in slots],
             memory=False,
         ),
         chart_section(
             "Numbers",
-            "As it is, and as it is predicted; each pair on its own scale.",
-            pair_bars(_number_pairs(found), "Numbers now and as planned", ("measured", "planned")),
+            "Now and predicted; each pair has its own scale.",
+            pair_bars(_number_pairs(answer), "Numbers now and as planned", ("now", "planned")),
         ),
     ]
     return True
 
 
-def _number_pairs(found: PlanAnswer) -> list[Pair]:
-    now, then = found.baseline.numbers, _best(found).numbers
+def _median_step(view: PipelineView) -> list[View]:
+    """Return the step whose length is nearest to the median of all."""
+    views, _ = views_of(view, MOST_BYTES // 4)
+    middle = float(np.median([view["length"] * view["tick_ns"] for view in views] or [0]))
+    return sorted(views, key=lambda view: abs(view["length"] * view["tick_ns"] - middle))[:1]
+
+
+def _number_pairs(answer: PlanAnswer) -> list[Pair]:
+    now, then = answer.baseline.numbers, _best(answer).numbers
     pairs = [
         Pair(
             name="bubble",
@@ -155,19 +182,19 @@ def _number_pairs(found: PlanAnswer) -> list[Pair]:
 
 
 def server_plan_report(
-    found: ServerPlanAnswer, shown: Sequence[PipelineView], page: Page, run: str
+    answer: ServerPlanAnswer, shown: Sequence[PipelineView], page: Page, run: str
 ) -> Report:
     """Lay out what a server does now, what each change would do, then its batches."""
-    now = found.as_is
+    now = answer.as_is
     tiles = [
-        (show_number(now.tokens_out_per_s), "tokens a second out, now"),
-        (show_seconds(now.tpot_s), "a token, now"),
+        (show_number(now.tokens_out_per_s), "tokens/s out now"),
+        (show_seconds(now.tpot_s), "per token now"),
     ]
-    if found.recommended is not None:
-        best = found.options[found.recommended]
+    if answer.recommended is not None:
+        best = answer.options[answer.recommended]
         tiles += [
             (show_number(best.served.tokens_out_per_s), f"with {best.what}"),
-            (show_change(best.gain_fraction), "tokens, best option"),
+            (show_change(best.gain_fraction), "tokens/s, best option"),
         ]
     report = Report(verb="plan", run=run, page=page, tiles=tiles)
     pairs = [
@@ -182,24 +209,24 @@ def server_plan_report(
             beside=f"{option.what}: "
             f"{show_gain(option.gain_fraction, option.low_fraction, option.high_fraction)}",
         )
-        for option in found.options[:_SERVER_OPTIONS]
+        for option in answer.options[:_SERVER_OPTIONS]
     ]
-    words = "Tokens out a second now and with each change; whether it is sure stands before it."
-    label = "Tokens a second now and with each change"
+    words = "Tokens/s out now and with each change, with the advice on the left."
+    label = "Tokens/s now and with each change"
     body = pair_bars(pairs, label, ("now", "then")) if pairs else ""
-    report.sections.append(chart_section("What it would do", words, body))
+    report.sections.append(chart_section("Changes", words, body))
     add_timeline(report, shown)
     return report
 
 
-def _tiles(found: PlanAnswer) -> list[tuple[str, str]]:
-    now = found.baseline.numbers
+def _tiles(answer: PlanAnswer) -> list[tuple[str, str]]:
+    now = answer.baseline.numbers
     tiles = [
         (show_seconds(now.batch_latency_s), "batch latency now"),
         (show_share(now.bubble_fraction), "bubble now"),
     ]
-    if found.recommended:
-        best = found.recommended[0]
+    if answer.recommended:
+        best = answer.recommended[0]
         tiles += [
             (show_change(best.throughput_gain_fraction), "throughput, best option"),
             (show_seconds(best.numbers.batch_latency_s), "batch latency, best option"),

@@ -20,8 +20,8 @@ from debubble.report.text import WORDS, Table
 from debubble.serving.account import StreamSaving
 from debubble.units import show_duration, show_share
 
-# As wide as a narrow window: letters keep their size there.
-_WIDTH, _ROW, _BAR = 660, 46, 18
+# As wide as a page; narrower windows shrink it.
+_WIDTH, _ROW, _BAR = 1240, 46, 18
 # Beyond these a list of causes beside a bar says too much.
 _NAMED_BESIDE = 3
 
@@ -36,8 +36,8 @@ def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
     left = 70
     room = _WIDTH - left
     parts = []
-    for place, (name, shares) in enumerate(rows):
-        y, x = place * _ROW + 4, float(left)
+    for row_index, (name, shares) in enumerate(rows):
+        y, x = row_index * _ROW + 4, float(left)
         parts.append(text(left - 10, y + 14, name, anchor="end"))
         for cause, share in shares.items():
             if share:
@@ -99,7 +99,7 @@ def pair_bars(
     pairs: Sequence[Pair], label: str, names: tuple[str, str] = ("before", "after")
 ) -> str:
     """Draw numbers before and after, each pair on its own scale."""
-    width, left, right, high = 620, 120, 170, 60
+    left, right, high = 120, 170, 60
     parts = []
     for row, pair in enumerate(pairs):
         y = row * high + 2
@@ -107,7 +107,7 @@ def pair_bars(
         # A limit far beyond the bars would flatten them: then it is only said.
         near = pair.limit is not None and pair.limit < 3 * top
         most = max(top, pair.limit or 0.0 if near else 0.0) or 1.0
-        room = width - left - right
+        room = _WIDTH - left - right
         parts.append(text(left - 10, y + 26, pair.name, "strong", "end"))
         for value, shown, style, name, at in (
             (pair.before, pair.shown[0], "before", names[0], y + 4),
@@ -123,7 +123,7 @@ def pair_bars(
             parts.append(f'<path class="limit" d="M{x:.1f} {y}v46"/>')
         if pair.beside:
             parts.append(text(left, y + 54, pair.beside, "muted"))
-    return svg(width, len(pairs) * high + 8, "".join(parts), label)
+    return svg(_WIDTH, len(pairs) * high + 8, "".join(parts), label)
 
 
 _SHADES = 4
@@ -222,7 +222,7 @@ def definitions(causes: Sequence[Cause]) -> str:
     entries = []
     for cause in causes:
         about = cause.about
-        words = about.meaning + (f"; put right: {about.remedied}" if about.remedied else "")
+        words = about.meaning + (f"; what if: {about.remedied}" if about.remedied else "")
         entries.append(
             f"<div><dt>{_swatch(hatched(cause))}{safe(say_cause(cause))}</dt>"
             f"<dd>{safe(words)}</dd></div>"
@@ -306,9 +306,9 @@ def replay_section() -> str:
     """Write the place where a step is shown measured, replayed and ideal."""
     return (
         "<section data-replays hidden><h2>Measured, replayed, ideal</h2>"
-        "<p>The same step three times on one axis. The replay must land on the measured step: only "
-        "then do savings mean something. What lies between measured and ideal is what could be won "
-        "with this schedule and these microbatches.</p>"
+        "<p>The same step three times on one axis. The replay must match the measured step, else "
+        "savings mean nothing. Measured minus ideal is the most that can be saved with this "
+        "schedule and number of microbatches.</p>"
         f'<div class="bar">{_acts()}</div>{_canvas("Measured, replayed and ideal step")}</section>'
     )
 

@@ -118,8 +118,8 @@ def _steps(shown: PipelineView) -> list[int | None]:
 def _view(shown: PipelineView, step: int | None, waits: Sequence[Wait]) -> View:
     ranks = shown.figures.ranks
     every = shown.timeline.passes
-    mine = np.isin(every.rank, [rank.rank for rank in ranks])
-    passes = every.where(mine if step is None else mine & (every.step == step))
+    shown_rows = np.isin(every.rank, [rank.rank for rank in ranks])
+    passes = every.where(shown_rows if step is None else shown_rows & (every.step == step))
     if len(passes):
         begin, end = int(passes.start_ns.min()), int(passes.end_ns.max())
     else:
@@ -148,8 +148,8 @@ def _lane(rank: RankTimeline) -> dict[str, str]:
 
 
 def _places(rank: Any, ranks: Sequence[RankTimeline]) -> I64:
-    place = {lane.rank: number for number, lane in enumerate(ranks)}
-    return np.array([place[number] for number in np.asarray(rank).tolist()], dtype=np.int64)
+    lane = {lane.rank: number for number, lane in enumerate(ranks)}
+    return np.array([lane[number] for number in np.asarray(rank).tolist()], dtype=np.int64)
 
 
 def _counts(lane: I64, ranks: Sequence[RankTimeline]) -> list[int]:
@@ -200,8 +200,8 @@ def _message_columns(
     """Write messages from the moment both sides are there, or they leave into a buffer."""
     ranks, every = shown.figures.ranks, shown.timeline.transfers
     names = [rank.rank for rank in ranks]
-    mine = np.isin(every.source, names) & np.isin(every.destination, names)
-    moved = every.where(mine if step is None else mine & (every.step == step))
+    shown_rows = np.isin(every.source, names) & np.isin(every.destination, names)
+    moved = every.where(shown_rows if step is None else shown_rows & (every.step == step))
     buffered = moved.send_end_ns < moved.receive_start_ns
     both = np.maximum(moved.send_start_ns, moved.receive_start_ns)
     start = np.where(buffered, moved.send_start_ns, both)
@@ -219,7 +219,7 @@ def _memory(shown: PipelineView, begin: int, length: int) -> list[dict[str, Any]
     """Write each rank's allocator curve: the highest and the last point of each bit of time."""
     traces = {trace.rank: trace for trace in shown.traces}
     curves = []
-    for place, rank in enumerate(shown.figures.ranks):
+    for lane, rank in enumerate(shown.figures.ranks):
         trace = traces.get(rank.rank)
         moments, held = allocator_curve(trace) if trace else (np.zeros(0, dtype=np.int64),) * 2
         if not len(held):
@@ -233,7 +233,7 @@ def _memory(shown: PipelineView, begin: int, length: int) -> list[dict[str, Any]
         memory = rank.memory
         curves.append(
             {
-                "lane": place,
+                "lane": lane,
                 "time": pack(ticks(moments[kept], begin, length), "u4"),
                 "bytes": pack(held[kept], "f4"),
                 "limit": memory.limit_bytes if memory else None,
@@ -261,8 +261,10 @@ def _replays(shown: PipelineView, step: int | None, length: int) -> list[dict[st
     remedies = next(remedy for remedy in ledger.remedies if remedy.step.number == step)
     same, ideal = remedies.run(remedies.step.lengths), remedies.run(remedies.nothing_wrong())
     return [
-        _replayed("replayed", "the model of this step, nothing changed", same, length),
-        _replayed("ideal", "equal and steady stages, free wires, hosts in time", ideal, length),
+        _replayed("replayed", "the replay of this step, unchanged", same, length),
+        _replayed(
+            "ideal", "balanced stages, no jitter, zero-cost transfers, no late hosts", ideal, length
+        ),
     ]
 
 

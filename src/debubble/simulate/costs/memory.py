@@ -201,7 +201,9 @@ def fit_memory(
     if layer_static_bytes is None:
         layer_static_bytes = _static_a_layer(runs, gradient, said)
     if len({run.microbatches for run in runs}) == 1:
-        said.append("for each microbatch a rank keeps its receive buffers and its share of a batch")
+        said.append(
+            "each rank keeps receive buffers and its share of the batch for every microbatch"
+        )
     halfway = [
         rank.halfway_bytes / rank.per_microbatch_bytes
         for run in runs
@@ -397,7 +399,7 @@ def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str])
         if rank.layers and sum(rank.layers)
     ]
     if not held:
-        said.append("layers could not be counted: what moves with a layer is not known")
+        said.append("layers could not be counted: memory per layer is unknown")
         return 0.0
     # Less is not all of them: Megatron keeps gradients in buffers that are always there.
     multiples = [
@@ -407,9 +409,11 @@ def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str])
     ]
     if gradient > 0 and multiples:
         multiple = floor(min(multiples) * _GRADIENT_TOLERANCE)
-        said.append(f"a layer holds {multiple} times its gradients: parameters, states and them")
+        said.append(
+            f"a layer holds {multiple} times its gradients (parameters, gradients, optimizer state)"
+        )
         return max(multiple - 1, 1) * gradient
-    said.append("what is held always, buffers and inputs aside, is taken to be in equal layers")
+    said.append("static memory without buffers and inputs is spread evenly over the layers")
     inputs = min(run.microbatches * run.message_bytes for run in runs)
     most = [max(static - inputs, 0.0) / sum(rank.layers or ()) for static, rank in held]
     for run in runs:

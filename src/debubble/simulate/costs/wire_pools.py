@@ -327,15 +327,15 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool) -> WirePools:
     )
     said = []
     if len(messages.of(_ONE)) < _FEWEST and both is not None:
-        said.append("one way takes what both ways at once take")
+        said.append("a one-way transfer takes as long as a two-way exchange")
         one_way = both
     if one_way is None and drain is not None:
-        said.append("one way takes what it takes to take in a message that is there")
+        said.append("a one-way transfer takes the receive time of a message that has arrived")
         one_way = drain
     if one_way is None:
-        said, one_way = ["transfers take no time: none was seen"], 0.0
+        said, one_way = ["transfers take no time: none was measured"], 0.0
     if both is None:
-        said += ["both ways at once take what one way takes"] if one_way else []
+        said += ["a two-way exchange takes as long as a one-way transfer"] if one_way else []
         both = one_way
     # Each message once: a stall that the receiver came too late to see is one, too.
     shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))

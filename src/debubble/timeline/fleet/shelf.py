@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
@@ -193,7 +193,7 @@ def lighten(trace: RankTrace) -> RankTrace:
         trace,
         names=(),
         threads=(),
-        kernels=_rows(trace.kernels, np.unique(trace.kernels.kind, return_index=True)[1]),
+        kernels=trace.kernels.take(np.unique(trace.kernels.kind, return_index=True)[1]),
         launches=_first(trace.launches),
         operators=_one_message_a_peer(trace.operators),
         annotations=_first(trace.annotations),
@@ -206,7 +206,7 @@ def _one_message_a_peer(operators: Operators) -> Operators:
     posts = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
     unnamed = posts & (operators.peer < 0) & (operators.local_peer >= 0)
     if unnamed.any():
-        return _rows(operators, np.flatnonzero(posts))
+        return operators.take(np.flatnonzero(posts))
     keys = np.stack(
         [
             getattr(operators, name)[posts].astype(np.int64)
@@ -215,16 +215,11 @@ def _one_message_a_peer(operators: Operators) -> Operators:
     )
     _, first = np.unique(keys, axis=1, return_index=True)
     kept = np.flatnonzero(posts)[np.sort(first)]
-    return _rows(operators, kept if len(kept) else np.arange(min(1, len(operators))))
+    return operators.take(kept if len(kept) else np.arange(min(1, len(operators))))
 
 
 def _first(table: _TableType) -> _TableType:
-    return _rows(table, np.arange(min(1, len(table))))
-
-
-def _rows(table: _TableType, rows: np.ndarray[tuple[int], np.dtype[np.intp]]) -> _TableType:
-    columns = {column.name: getattr(table, column.name)[rows] for column in fields(table)}
-    return type(table)(**columns)
+    return table.take(np.arange(min(1, len(table))))
 
 
 class _Interning:

@@ -448,8 +448,8 @@ def look_inside_passes(run: Run, timeline: Timeline, means: Means) -> Timeline:
         return replace(put_inside(timeline, inside), gaps=(*timeline.gaps, told))
     busy = Gap(
         code=Code.GAPS_COUNT_AS_BUSY,
-        message="a meter sees no gaps inside passes: they count as busy, so that the bubble is "
-        "larger than this by what kernels leave between each other",
+        message="a meter sees no gaps inside passes: they count as busy, so the "
+        "true bubble is larger",
         hint="have a few steps captured (`touch debubble-meter/capture-now`), and give the whole "
         "folder of the meter",
     )

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ import numpy as np
 
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.columns import LAST_NS, KernelKind, merge
-from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_json, rank_from_name
+from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_events, rank_from_name
 from debubble.trace.kineto import read_kineto
 from debubble.trace.source import DEFAULT_LIMITS, HELD_BYTES, Limits, inflate, is_url
 from debubble.units import NS_PER_US, counted
@@ -72,12 +74,6 @@ class _Args(msgspec.Struct):
 
     name: str = ""
     task: str = msgspec.field(name="Task Type", default="")
-
-
-class _Document(msgspec.Struct):
-    """The form with fields around the list, which some tools make of it."""
-
-    events: list[_Event] = msgspec.field(name="traceEvents")
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
@@ -146,25 +142,24 @@ def read(known: TraceFile, limits: Limits) -> Reading:
 
 def _decode(data: bytes, known: TraceFile) -> tuple[Sequence[_Event], tuple[Gap, ...]]:
     """Read the list; one that was never closed, as an analysis broken off leaves it, is cut."""
-    gaps: tuple[Gap, ...] = ()
-    is_list = data.lstrip()[:1] == b"["
-    try:
-        msgspec.json.decode(data, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        gap = Gap(
-            code=Code.TRUNCATED,
-            message="the list of events has no end; those before it are kept",
-            hint="let torch_npu's analysis end, or run it again: its parts come one by one",
-            file=known.file,
-            rank=known.rank,
-        )
-        gaps = (gap,)
-        data = data[: data.rfind(b"}") + 1] + (b"]" if is_list else b"]}")
-    problem = "was told by its marks of Ascend, and cannot be read"
-    hint = "copy it again, or run torch_npu's analysis again"
-    if is_list:
-        return decode_json(data, list[_Event], known.file, problem=problem, hint=hint), gaps
-    return decode_json(data, _Document, known.file, problem=problem, hint=hint).events, gaps
+    decode = partial(
+        decode_events,
+        kind=_Event,
+        file=known.file,
+        problem="was told by its marks of Ascend, and cannot be read",
+        hint="copy it again, or run torch_npu's analysis again",
+    )
+    with suppress(TraceError):
+        return decode(data), ()
+    gap = Gap(
+        code=Code.TRUNCATED,
+        message="the list of events has no end; those before it are kept",
+        hint="let torch_npu's analysis end, or run it again: its parts come one by one",
+        file=known.file,
+        rank=known.rank,
+    )
+    end = b"]" if data.lstrip()[:1] == b"[" else b"]}"
+    return decode(data[: data.rfind(b"}") + 1] + end), (gap,)
 
 
 def _processes(events: Sequence[_Event], names: frozenset[str]) -> set[int | str]:

@@ -22,22 +22,17 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from debubble.errors import Code, Gap, TraceError, as_gap, mask_secrets
+from debubble.errors import Code, Gap, TraceError, mask_secrets
 from debubble.trace.columns import (
     LAST_NS,
     MOST_RANKS,
+    TABLES,
     UNKNOWN,
-    Annotations,
-    CpuOperators,
     Group,
     Header,
     KernelKind,
-    Kernels,
-    Launches,
-    Memory,
     MemoryDevice,
     Operation,
-    Operators,
     OpTable,
     RankTrace,
     Thread,
@@ -69,7 +64,6 @@ BESIDE = "beside"
 _TAIL_BYTES = 4096
 # A head with a long path is a few hundred bytes.
 _HEAD_BYTES = 64 * 1024
-_HINT = "give --digest another folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,10 +125,10 @@ def stamp_of(file: str) -> Stamp | None:
     return Stamp(bytes=size, tail=zlib.crc32(tail), whole=whole)
 
 
-def write_digest(target: str, data: bytes) -> None:
+def _write(target: str, data: bytes, rank: int | None) -> tuple[Gap, ...]:
     """Write a digest whole or not at all; what else has its name is never replaced."""
-    _check_free(target, peek_head(data, target))
     try:
+        _check_free(target, peek_head(data, target))
         if is_url(target):
             system, path = locate(target)
             with plain_errors():
@@ -143,11 +137,15 @@ def write_digest(target: str, data: bytes) -> None:
         else:
             with replacing(Path(target), sync=False) as unfinished:
                 unfinished.write_bytes(data)
+    except TraceError as error:
+        problem = error.message
     except (OSError, ImportError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise TraceError(
-            f"the digest cannot be written: {reason}", hint=_HINT, file=target
-        ) from error
+        problem = f"the digest cannot be written: {reason}"
+    else:
+        return ()
+    code, hint = Code.DIGEST_NOT_WRITTEN, "give --digest another folder"
+    return (Gap(code=code, message=problem, hint=hint, file=target, rank=rank),)
 
 
 def _check_free(target: str, head: Head) -> None:
@@ -166,22 +164,14 @@ def _check_free(target: str, head: Head) -> None:
         is_same = known.stamp and head.stamp and known.stamp.is_of(head.stamp)
         problem = "" if is_same else f"that of {known.file} has its name"
     if problem:
-        raise TraceError(f"the digest is not written: {problem}", hint=_HINT, file=target)
+        raise TraceError(f"the digest is not written: {problem}", file=target)
 
 
 # As readers write shapes of messages: 4096x1x8192.
 _SHAPE = re.compile(r"\d{1,19}(x\d{1,19})*")
-_TABLES = {
-    "kernels": Kernels,
-    "launches": Launches,
-    "operators": Operators,
-    "annotations": Annotations,
-    "memory": Memory,
-    "cpu_operators": CpuOperators,
-}
 _OPERATIONS = "operations"
 # By table, the columns that are kept and what each is made of.
-_COLUMNS = {name: column_types(kind) for name, kind in {**_TABLES, _OPERATIONS: OpTable}.items()}
+_COLUMNS = {name: column_types(kind) for name, kind in {**TABLES, _OPERATIONS: OpTable}.items()}
 
 
 class _Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +200,7 @@ def pack_digest(
     if isinstance(trace, RankTrace):
         world = trace.header.world_size
         head = replace(head, rank=trace.rank, world_size=world, table=False)
-        tables = {name: getattr(trace, name) for name in _TABLES}
+        tables = {name: getattr(trace, name) for name in TABLES}
     description = _Description(
         **{
             name: getattr(trace, name)
@@ -265,7 +255,7 @@ def unpack_digest(
         description = msgspec.convert(json.loads(content.description), _Description)
     except (ValueError, RecursionError) as error:
         raise damaged(file, str(error)) from error
-    names = [_OPERATIONS] if content.head.table else list(_TABLES)
+    names = [_OPERATIONS] if content.head.table else list(TABLES)
     tables = {
         name: _unpack_table(content, description.columns.get(name, ()), name, file)
         for name in names
@@ -283,7 +273,7 @@ def unpack_digest(
             raise damaged(file, f"its {name} have no starts")
     made: dict[str, Any] = {
         name: build(table, len(tables[name]["start_ns"]), **tables[name])
-        for name, table in _TABLES.items()
+        for name, table in TABLES.items()
     }
     trace = RankTrace(file=content.head.file, rank=content.head.rank, **kept, **made)
     _check_trace(trace, file)
@@ -308,14 +298,6 @@ def copy_digest(file: str, rank: int | None, place: DigestPlace, limits: Limits)
     if place.place == BESIDE or place.target(file) == file:
         return ()
     return _write(place.target(file), inflate(file, limits), rank)
-
-
-def _write(target: str, data: bytes, rank: int | None) -> tuple[Gap, ...]:
-    try:
-        write_digest(target, data)
-    except TraceError as error:
-        return (replace(as_gap(error, code=Code.DIGEST_NOT_WRITTEN), rank=rank),)
-    return ()
 
 
 def _check_bounds(
@@ -370,7 +352,7 @@ def _check_trace(trace: RankTrace, file: str) -> None:
         "operation": (0, max(Operation)),
         "device_type": (0, max(MemoryDevice)),
     }
-    for name in _TABLES:
+    for name in TABLES:
         columns = {column: getattr(getattr(trace, name), column) for column in _COLUMNS[name]}
         _check_bounds(columns, bounds, name, file)
         starts = columns["start_ns"]

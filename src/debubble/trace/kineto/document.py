@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -26,12 +26,14 @@ from debubble.trace.kineto.events import (
     decode_memory_events,
     load_json,
     mend_text,
+    salvage,
     scan_json,
 )
-from debubble.trace.kineto.operators import check_ranks
+from debubble.trace.kineto.operators import Ranks
 from debubble.trace.kineto.walk import (
     BORDER,
     MOST_MALFORMED,
+    Damage,
     Stretch,
     sift,
     step_over,
@@ -96,11 +98,7 @@ class Document:
         """The file is the list itself, with no fields around it."""
         self.tail_lost = False
         """What follows the events was not read to its end: damaged, or a second document."""
-        self.malformed = 0
-        self.first_malformed = ""
-        self.bad_text = 0
-        self.wrong = 0
-        """Events with a field of another type than it has."""
+        self.damage = Damage()
         self._section = Section.BEFORE
         self._held = b""
 
@@ -171,12 +169,8 @@ class Document:
             yield from self._walk(self._held + piece, final=False)
 
     def _walk(self, data: bytes, *, final: bool) -> Iterator[Batch]:
-        walk = walk_events(data, final=final)
-        self.malformed += walk.malformed
-        self.first_malformed = self.first_malformed or walk.first_malformed
-        self.bad_text += walk.bad_text
-        self.wrong += walk.wrong
-        if self.malformed > MOST_MALFORMED:
+        walk = walk_events(data, self.damage, final=final)
+        if self.damage.malformed > MOST_MALFORMED:
             raise TraceError(
                 f"holds more than {show_count(MOST_MALFORMED)} malformed events: no trace",
                 hint="give files written by torch.profiler's export_chrome_trace",
@@ -354,89 +348,86 @@ def not_a_trace(fields: dict[str, Any], file: str) -> NotATrace:
     )
 
 
-class _Checked:
-    """Fields of a header; what is not what it should be counts as absent, and is named."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=MOST_RANKS)]
+_Nanoseconds = Annotated[int, msgspec.Meta(ge=0, lt=LAST_NS)]
 
-    def __init__(self) -> None:
-        self.wrong: list[str] = []
 
-    def count(self, section: Mapping[str, Any], key: str, name: str, below: int) -> int | None:
-        """Return a whole number."""
-        number = _count(section.get(key), below)
-        if number is None and section.get(key) is not None:
-            self.wrong.append(name)
-        return number
+class _Fields(msgspec.Struct):
+    """What is used of a header."""
 
-    def objects(self, section: Mapping[str, Any], key: str, name: str) -> list[dict[str, Any]]:
-        """Return the objects of a list."""
-        entries = section.get(key, [])
-        known = [e for e in entries if isinstance(e, dict)] if isinstance(entries, list) else []
-        if entries != known:
-            self.wrong.append(name)
-        return known
+    base_ns: _Nanoseconds | None = msgspec.field(name="baseTimeNanoseconds", default=None)
+    host: str | None = msgspec.field(name="host_name", default=None)
+    devices: list[Any] = msgspec.field(name="deviceProperties", default_factory=list)
+    job: dict[str, Any] = msgspec.field(name="distributedInfo", default_factory=dict)
+
+
+class _Job(msgspec.Struct):
+    """Its `distributedInfo`."""
+
+    rank: _Rank | None = None
+    world_size: _Rank | None = None
+    backend: str = ""
+    nccl_version: Any = None
+    groups: list[Any] = msgspec.field(name="pg_config", default_factory=list)
+
+
+class _Device(msgspec.Struct):
+    """One of its `deviceProperties`."""
+
+    index: _Count | None = msgspec.field(name="id", default=None)
+    name: str = ""
+    memory_bytes: _Count | None = msgspec.field(name="totalGlobalMem", default=None)
+    multiprocessors: _Count | None = msgspec.field(name="numSms", default=None)
+
+
+class _ProcessGroup(msgspec.Struct):
+    """One of its `pg_config`."""
+
+    name: int | str | None = msgspec.field(name="pg_name", default=None)
+    number: int | str = msgspec.field(name="pg_id", default="")
+    description: str = msgspec.field(name="pg_desc", default="")
+    ranks: Ranks = ()
 
 
 def parse_header(fields: Mapping[str, Any]) -> tuple[Header, list[str]]:
     """Read what is there, and name what is not what it should be: that counts as absent."""
-    checked = _Checked()
-    info = fields.get("distributedInfo", {})
-    if not isinstance(info, dict):
-        checked.wrong.append("distributedInfo")
-        info = {}
+    known, wrong = salvage(_Fields, dict(fields))
+    job, odd = salvage(_Job, known.job)
+    wrong += [f"distributedInfo.{name}" for name in odd]
     devices = []
-    for entry in checked.objects(fields, "deviceProperties", "deviceProperties"):
-        index, memory_bytes, multiprocessors = (
-            checked.count(entry, key, "deviceProperties", 2**63)
-            for key in ("id", "totalGlobalMem", "numSms")
-        )
-        if index is not None:
-            devices.append(
-                Device(
-                    index=index,
-                    name=str(entry.get("name", "")),
-                    memory_bytes=memory_bytes,
-                    multiprocessors=multiprocessors,
-                )
-            )
+    for entry in known.devices:
+        device, odd = salvage(_Device, entry)
+        wrong += ["deviceProperties"] * len(odd)
+        if device.index is not None:
+            devices.append(Device(**{**msgspec.structs.asdict(device), "index": device.index}))
     groups = []
-    for entry in checked.objects(info, "pg_config", "distributedInfo.pg_config"):
-        ranks = check_ranks(entry.get("ranks", []))
-        if entry.get("ranks") and not ranks:
-            checked.wrong.append("distributedInfo.pg_config")
-        name = str(entry.get("pg_name", entry.get("pg_id", "")))
-        groups.append(Group(name=name, description=str(entry.get("pg_desc", "")), ranks=ranks))
+    for entry in job.groups:
+        group, odd = salvage(_ProcessGroup, entry)
+        wrong += ["distributedInfo.pg_config"] * len(odd)
+        name = str(group.number if group.name is None else group.name)
+        groups.append(Group(name=name, description=group.description, ranks=group.ranks))
     versions = {
         ours: str(fields[theirs]) for theirs, ours in _VERSION_FIELDS.items() if theirs in fields
     }
-    if info.get("nccl_version"):
-        versions["nccl"] = str(info["nccl_version"])
-    host = fields.get("host_name")
-    base_ns = checked.count(fields, "baseTimeNanoseconds", "baseTimeNanoseconds", LAST_NS)
+    if job.nccl_version:
+        versions["nccl"] = str(job.nccl_version)
+    if job.world_size == 0:
+        wrong.append("distributedInfo.world_size")
     header = Header(
-        rank=checked.count(info, "rank", "distributedInfo.rank", MOST_RANKS),
-        world_size=checked.count(info, "world_size", "distributedInfo.world_size", MOST_RANKS),
-        backend=str(info.get("backend", "")),
+        rank=job.rank,
+        world_size=job.world_size,
+        backend=job.backend,
         groups=tuple(groups),
         devices=tuple(devices),
-        host=host if isinstance(host, str) else "",
-        base_time_ns=base_ns or 0,
+        host=known.host or "",
+        base_time_ns=known.base_ns or 0,
         record_shapes=_flag(fields, "record_shapes"),
         profile_memory=_flag(fields, "profile_memory"),
         with_stack=_flag(fields, "with_stack"),
         versions=tuple(sorted(versions.items())),
     )
-    if header.world_size == 0:
-        checked.wrong.append("distributedInfo.world_size")
-    return header, list(dict.fromkeys(checked.wrong))
-
-
-def _count(value: object, below: int) -> int | None:
-    """Return a whole number from zero up, also where it is written as text; else None."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
-        return None
-    return value
+    return header, list(dict.fromkeys(wrong))
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool | None:

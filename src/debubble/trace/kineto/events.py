@@ -144,7 +144,6 @@ class ArgsDecoder:
     def __init__(self, kind: type[_ArgsType]) -> None:
         self._kind = kind
         self._decode = msgspec.json.Decoder(list[kind]).decode  # type: ignore[valid-type]
-        self._fields = msgspec.structs.fields(kind)
         self.wrong = 0
         """Events whose arguments are none, or of which one is of another type than it has."""
 
@@ -161,18 +160,28 @@ class ArgsDecoder:
             value = load_json(mend_text(bytes(raw)))
         except (ValueError, RecursionError):
             value = None
-        known = {}
-        wrong = not isinstance(value, dict)
-        for field in self._fields if isinstance(value, dict) else ():
-            if field.encode_name in value:
-                try:
-                    known[field.name] = msgspec.convert(
-                        value[field.encode_name], field.type, strict=False
-                    )
-                except (msgspec.ValidationError, OverflowError, RecursionError):
-                    wrong = True
-        self.wrong += wrong
-        return self._kind(**known)
+        args, wrong = salvage(self._kind, value)
+        self.wrong += bool(wrong)
+        return args
+
+
+def salvage(kind: type[_ArgsType], value: object) -> tuple[_ArgsType, list[str]]:
+    """Make of an object what can be understood of it, and name the fields that cannot.
+
+    A field that is not what it should be keeps its default. What is no object has none.
+    """
+    if not isinstance(value, dict):
+        return kind(), [""]
+    known, wrong = {}, []
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in value:
+            try:
+                known[field.name] = msgspec.convert(
+                    value[field.encode_name], field.type, strict=False
+                )
+            except (msgspec.ValidationError, OverflowError, RecursionError):
+                wrong.append(field.encode_name)
+    return kind(**known), wrong
 
 
 def _whole(digits: str) -> int | float:

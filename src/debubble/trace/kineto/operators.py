@@ -12,14 +12,15 @@ apart.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from debubble.trace.columns import (
-    I32,
     I64,
     UNKNOWN,
     Group,
@@ -32,12 +33,14 @@ from debubble.trace.columns import (
 from debubble.trace.communication import classify_operation, element_bytes
 from debubble.trace.kineto.events import OperatorArgs
 
+_COLUMNS = ("start_ns", "duration_ns", "name", "thread", "device_row")
 _DETAIL = "record_param_comms"
 _BRACKET = "nccl:coalesced"
 _HOST_BACKENDS = ("gloo:", "mpi:")
 # Where `c10d::send(tensors, group, peer, tag)` keeps its peer and tag among the concrete inputs.
 _PEER_INPUT, _TAG_INPUT = 2, 3
 _MAX_PEER = 2**31 - 1
+Ranks = tuple[Annotated[int, msgspec.Meta(ge=0, le=_MAX_PEER)], ...]
 _MAX_ELEMENTS = 2**62
 _MOST_DIMENSIONS = 8
 
@@ -72,33 +75,32 @@ class Communication:
 
     operators: Operators
     device_row: I64
-    on_host: np.ndarray[Any, np.dtype[np.bool_]]
-    bracket_start_ns: I64
-    bracket_end_ns: I64
-    bracket_thread: I32
+    on_host: NDArray[np.bool_]
+    brackets: I64
+    """A row each: start and end in nanoseconds, and thread."""
     groups: tuple[Group, ...]
 
 
-def fold_operators(  # noqa: PLR0913 (columns of one table)
-    *,
-    start_ns: I64,
-    duration_ns: I64,
-    name: I32,
-    thread: I32,
-    device_row: I64,
+def fold_operators(
+    columns: Mapping[str, NDArray[np.generic]],
     args: list[OperatorArgs],
     names: Interner[str],
     header: Header,
 ) -> Communication:
-    """Fold the events of each communication into one row, sorted by start."""
+    """Fold the events of each communication into one row, sorted by start.
+
+    They have a start, a duration, a name and a thread, or the row of the kernel that tells of
+    itself.
+    """
     strings = names.all()
+    rows = np.stack([columns[name].astype(np.int64) for name in _COLUMNS])
+    start_ns, duration_ns, _, thread, device_row = rows
     order = np.lexsort((-(start_ns + duration_ns), start_ns, thread, device_row))
-    columns = (start_ns, duration_ns, name, thread, device_row)
     calls: list[Call] = []
     brackets: list[tuple[int, int, int]] = []
     current: Call | None = None
-    for row, start, duration, named, caller, device in zip(
-        order.tolist(), *(column[order].tolist() for column in columns), strict=True
+    for row, (start, duration, named, caller, device) in zip(
+        order.tolist(), rows[:, order].T.tolist(), strict=True
     ):
         text = strings[named]
         call = Call(
@@ -110,7 +112,7 @@ def fold_operators(  # noqa: PLR0913 (columns of one table)
             operation=classify_operation(args[row].collective or text),
         )
         if text == _BRACKET:
-            brackets.append((start, duration, caller))
+            brackets.append((start, start + duration, caller))
         elif current is not None and _belongs(call, current):
             _describe(current, args[row], text)
         else:
@@ -222,14 +224,11 @@ def _tabulate(
         shape=[names[call.shape] if call.shape else UNKNOWN for call in calls],
         tag=[call.tag for call in calls],
     )
-    bracket = np.array(sorted(brackets), dtype=np.int64).reshape(-1, 3)
     return Communication(
         operators=operators,
         device_row=np.array([call.device_row for call in calls], dtype=np.int64),
         on_host=np.array([call.on_host for call in calls], dtype=bool),
-        bracket_start_ns=bracket[:, 0],
-        bracket_end_ns=bracket[:, 0] + bracket[:, 1],
-        bracket_thread=bracket[:, 2].astype(np.int32),
+        brackets=np.array(sorted(brackets), dtype=np.int64).reshape(-1, 3),
         groups=groups,
     )
 
@@ -267,16 +266,6 @@ def _all_groups(calls: list[Call], header: Header) -> tuple[Group, ...]:
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Read `[0, 1, 2]`; nothing where torch elided the middle of a long list."""
     try:
-        ranks = json.loads(text) if text else []
-    except (ValueError, RecursionError):
+        return msgspec.json.decode(text or "[]", type=Ranks)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return ()
-    return check_ranks(ranks)
-
-
-def check_ranks(ranks: object) -> tuple[int, ...]:
-    """Return the members of a group; nothing where any of them is no rank."""
-    if not isinstance(ranks, list) or not all(
-        isinstance(rank, int) and 0 <= rank <= _MAX_PEER for rank in ranks
-    ):
-        return ()
-    return tuple(ranks)

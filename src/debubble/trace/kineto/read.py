@@ -201,16 +201,12 @@ def _communication(
     device_row = rows["device_row"][order].astype(np.int64)
     sorted_row = np.full(len(reducer.device) + 1, UNKNOWN, dtype=np.int64)
     sorted_row[device_order] = np.arange(len(device_order))
-    return fold_operators(
-        start_ns=_to_ns(rows["ts"][order], header.base_time_ns),
-        duration_ns=_to_ns(rows["dur"][order]),
-        name=rows["name"][order].astype(np.int32),
-        thread=rows["thread"][order].astype(np.int32),
-        device_row=sorted_row[device_row],  # row -1 is the last one, and unknown
-        args=[reducer.operator_args[row] for row in order.tolist()],
-        names=reducer.names,
-        header=header,
-    )
+    columns = _spans(rows, order, header.base_time_ns) | {
+        "thread": rows["thread"][order],
+        "device_row": sorted_row[device_row],  # row -1 is the last one, and unknown
+    }
+    args = [reducer.operator_args[row] for row in order.tolist()]
+    return fold_operators(columns, args, reducer.names, header)
 
 
 def _kernels_of_operators(
@@ -229,18 +225,11 @@ def _kernels_of_operators(
     end_ns = operators.start_ns + operators.duration_ns
     direct = find_enclosing(called_ns, caller, operators.start_ns, end_ns, operators.thread)
     kernel_of[direct[direct >= 0]] = speaking[direct >= 0]
-    batched = find_enclosing(
-        called_ns,
-        caller,
-        communication.bracket_start_ns,
-        communication.bracket_end_ns,
-        communication.bracket_thread,
-    )
-    kernel_of_bracket = np.full(len(communication.bracket_start_ns) + 1, UNKNOWN, dtype=np.intp)
+    brackets = communication.brackets
+    batched = find_enclosing(called_ns, caller, *brackets.T)
+    kernel_of_bracket = np.full(len(brackets) + 1, UNKNOWN, dtype=np.intp)
     kernel_of_bracket[batched[batched >= 0]] = speaking[batched >= 0]
-    bracket = find_next(
-        end_ns, operators.thread, communication.bracket_start_ns, communication.bracket_thread
-    )
+    bracket = find_next(end_ns, operators.thread, brackets[:, 0], brackets[:, 2])
     # Among one rank alone there is nothing to launch: Megatron calls such collectives all the same.
     alone = np.array([len(group.ranks) == 1 for group in communication.groups] + [False])
     moves_data = (Operation.SEND, Operation.RECEIVE, Operation.COLLECTIVE)
@@ -273,9 +262,8 @@ def _settle(
     ):
         rows = kernel_of[kept & (operators.operation == operation)]
         kind[rows[rows >= 0]] = meant
-    columns = {name: getattr(operators, name)[kept] for name in operators.__dataclass_fields__}
-    columns["kernel"] = kernel_of[kept]
-    return replace(kernels, kind=kind), build(Operators, int(kept.sum()), **columns)
+    kernel = kernel_of[kept].astype(np.int32)
+    return replace(kernels, kind=kind), replace(operators.take(kept), kernel=kernel)
 
 
 _AGAIN = "copy the file again, or record the trace again"
@@ -328,7 +316,7 @@ def _nothing_in(document: Document) -> TraceError:
             hint=_AGAIN,
             file=file,
         )
-    if document.malformed:
+    if document.damage.malformed:
         return not_a_trace({}, file)
     return NotATrace(
         "holds no events",
@@ -341,7 +329,7 @@ def _find_unread(
     document: Document, reducer: Reducer, trace: RankTrace
 ) -> Iterator[tuple[Code, str, str]]:
     """Yield code, message and hint of events that are of no use."""
-    wrong = document.wrong + reducer.wrong
+    wrong = document.damage.wrong + reducer.wrong
     if wrong:
         yield (
             Code.WRONG_FIELDS,
@@ -401,12 +389,12 @@ def _find_damage(
     if damage:
         kept = f"{counted(events, 'event')} before that kept"
         yield Code.TRUNCATED, f"{damage}; {kept}", _AGAIN
-    if document.malformed:
-        sample = f", the first near {document.first_malformed!r}"
-        message = f"{counted(document.malformed, 'malformed event')} left out{sample}"
+    if document.damage.malformed:
+        sample = f", the first near {document.damage.first_malformed!r}"
+        message = f"{counted(document.damage.malformed, 'malformed event')} left out{sample}"
         yield Code.MALFORMED, message, _AGAIN
-    if document.bad_text:
-        names = counted(document.bad_text, "name")
+    if document.damage.bad_text:
+        names = counted(document.damage.bad_text, "name")
         yield Code.BAD_TEXT, f"{names} with bad UTF-8; the bad bytes were replaced", ""
     for problem, count in bad.items():
         if count:

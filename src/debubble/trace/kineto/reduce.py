@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.trace.columns import Interner
+from debubble.trace.communication import queues_or_waits
 from debubble.trace.kineto.events import (
     ArgsDecoder,
     Batch,
@@ -28,6 +29,8 @@ from debubble.trace.kineto.events import (
 )
 
 Call = TypeVar("Call", bound=Event | LaunchEvent)
+
+_ARGS = (DeviceArgs, LaunchArgs, MemoryArgs, OperatorArgs, MetadataArgs)
 
 # Categories before torch 1.12 were spelt as in the second column of each pair.
 DEVICE_CATEGORIES = frozenset({"kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"})
@@ -49,11 +52,6 @@ FOREIGN_NEEDS = (
 
 _COMMUNICATION_OPERATORS = ("c10d::", "record_param_comms")
 _COMMUNICATION_ANNOTATIONS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
-# CUDA's and HIP's names, and those of Intel's runtime and driver (`urEnqueueUSMFill`, `zeEvent…`).
-_QUEUES_OR_WAITS = re.compile(
-    r"Launch|Memcpy|Memset|Graph|Synchronize|USMFill|AppendMemory|QueueFinish|urEventWait"
-)
-
 # Nested operators are dropped when so many rows have gathered: memory stays flat, sorts rare.
 _CONDENSE_ROWS = 250_000
 
@@ -84,14 +82,6 @@ class Rows:
             self._columns[name] = column
 
 
-class QueueingNames(dict[str, bool]):
-    """Whether a runtime call of this name queues device work or waits for it."""
-
-    def __missing__(self, name: str) -> bool:
-        answer = self[name] = bool(_QUEUES_OR_WAITS.search(name))
-        return answer
-
-
 class Reducer:
     """Gathers the rows of one file; times stay microseconds as written."""
 
@@ -118,12 +108,7 @@ class Reducer:
         self.cpu_operators = Rows(ts="d", dur="d", name="i", thread="i")
         self.operators = Rows(ts="d", dur="d", name="i", thread="i", device_row="q")
         self.operator_args: list[OperatorArgs] = []
-        self._queues = QueueingNames()
-        self._device_args = ArgsDecoder(DeviceArgs)
-        self._launch_args = ArgsDecoder(LaunchArgs)
-        self._memory_args = ArgsDecoder(MemoryArgs)
-        self._operator_args = ArgsDecoder(OperatorArgs)
-        self._metadata_args = ArgsDecoder(MetadataArgs)
+        self._args = {kind: ArgsDecoder(kind) for kind in _ARGS}
         self._condense_at = _CONDENSE_ROWS
 
     def add(self, batch: Batch, *, cpu_operators: bool = True) -> None:
@@ -150,14 +135,7 @@ class Reducer:
     @property
     def wrong(self) -> int:
         """Return how many events have arguments that are not what they should be."""
-        decoders = (
-            self._device_args,
-            self._launch_args,
-            self._memory_args,
-            self._operator_args,
-            self._metadata_args,
-        )
-        return sum(decoder.wrong for decoder in decoders)
+        return sum(decoder.wrong for decoder in self._args.values())
 
     def _sort(self, category: str, group: list[Event]) -> None:
         if category in DEVICE_CATEGORIES:
@@ -167,10 +145,10 @@ class Reducer:
                 first = len(self.device)
                 rows = [first + row for row in speaking]
                 self._add_operators([group[row] for row in speaking], rows)
-            self._add_device(group, self._device_args(group))
+            self._add_device(group, self._args[DeviceArgs](group))
         elif category in _LAUNCHES:
             kept = self._queueing(group)
-            self._add_launches(kept, self._launch_args(kept))
+            self._add_launches(kept, self._args[LaunchArgs](kept))
         elif category in _OPERATORS:
             self._add_communication(group, _COMMUNICATION_OPERATORS)
             # torch 1.8 and 1.9 mark steps so, and builds for other devices do.
@@ -179,7 +157,7 @@ class Reducer:
             self.annotations.add(**self._spans(steps), thread=threads, stream=[-1] * len(steps))
         elif category == "cpu_instant_event":
             kept = [event for event in group if event.name == "[memory]"]
-            self._add_memory(kept, self._memory_args(kept))
+            self._add_memory(kept, self._args[MemoryArgs](kept))
         elif category in _HOST_ANNOTATIONS:
             self._add_communication(group, _COMMUNICATION_ANNOTATIONS)
             threads = self._thread_numbers(group)
@@ -189,10 +167,10 @@ class Reducer:
             self.annotations.add(**self._spans(group), thread=[-1] * len(group), stream=streams)
         elif not category:
             named = [e for e in group if e.name == "thread_name"]
-            for event, args in zip(named, self._metadata_args(named), strict=True):
+            for event, args in zip(named, self._args[MetadataArgs](named), strict=True):
                 self.thread_names[event.tid] = args.name
             processes = [e for e in group if e.name == "process_name"]
-            self.process_names.update(args.name for args in self._metadata_args(processes))
+            self.process_names.update(args.name for args in self._args[MetadataArgs](processes))
 
     def _add_device(
         self, events: Sequence[Event | DeviceEvent], args: Sequence[DeviceArgs]
@@ -206,8 +184,7 @@ class Reducer:
         )
 
     def _queueing(self, events: Sequence[Call]) -> list[Call]:
-        queues = self._queues
-        return [event for event in events if queues[event.name]]
+        return [event for event in events if queues_or_waits(event.name)]
 
     def _add_launches(
         self, events: Sequence[Event | LaunchEvent], args: Sequence[LaunchArgs]
@@ -239,7 +216,7 @@ class Reducer:
         self.operators.add(
             **self._spans(group), thread=self._thread_numbers(group), device_row=device_rows
         )
-        self.operator_args += self._operator_args(group)
+        self.operator_args += self._args[OperatorArgs](group)
 
     def _add_cpu_operators(self, group: list[Event]) -> None:
         self.cpu_operators.add(**self._spans(group), thread=self._thread_numbers(group))

@@ -18,8 +18,8 @@ values, broken text. Its work grows with the text and never faster, however the 
 from __future__ import annotations
 
 import json
-import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -30,11 +30,11 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from debubble.trace.kineto.events import (
-    NO_ARGS,
     Event,
     decode_event,
     load_json,
     mend_text,
+    salvage,
     scan_json,
 )
 
@@ -197,20 +197,29 @@ def _collect(piece: bytes, starts: Positions, wanted: Flags, first: bytes = b"")
 
 
 @dataclass(slots=True)
-class Walk:
-    """What was found, how far the walk came, and what it had to step over."""
+class Damage:
+    """What had to be stepped over in a file, and what is not as it should be."""
 
-    events: list[Event] = field(default_factory=list)
-    consumed: int = 0
-    closed: bool = False
-    """The list's closing bracket was reached."""
-    unfinished: bool = False
-    """The text ends inside an event."""
     malformed: int = 0
     first_malformed: str = ""
     bad_text: int = 0
     wrong: int = 0
     """Events with a field of another type than it has."""
+
+    def note(self, sample: bytes) -> None:
+        """Take note of a malformed event."""
+        self.malformed += 1
+        self.first_malformed = self.first_malformed or sample[:80].decode("utf-8", "replace")
+
+
+@dataclass(slots=True)
+class Walk:
+    """What was found, and how far the walk came."""
+
+    events: list[Event] = field(default_factory=list)
+    consumed: int = 0
+    closed: bool = False
+    """The list's closing bracket was reached."""
 
 
 class _Broken(Exception):
@@ -222,38 +231,37 @@ class _Broken(Exception):
         self.unfinished = unfinished
 
 
-def walk_events(data: bytes, *, final: bool) -> Walk:
+def walk_events(data: bytes, damage: Damage, *, final: bool) -> Walk:
     """Read events one by one; with `final`, an unfinished last event is not waited for."""
     # One character a byte: positions in the text are positions in the data.
     text = data.decode("latin-1")
-    walk = Walk()
-    position = step_over(text, 0)
-    while position < len(text) and walk.malformed <= MOST_MALFORMED:
+    walk = Walk(consumed=step_over(text, 0))
+    while walk.consumed < len(text) and damage.malformed <= MOST_MALFORMED:
+        position = walk.consumed
         if text[position] == "]":
             walk.closed = True
-            walk.consumed = position + 1
+            walk.consumed += 1
             return walk
         try:
             value, end = _read_value(text, position)
         except _Broken as broken:
             border = None if broken.unfinished else _next_border(data, position, broken.at)
             if broken.unfinished or (border is None and not final):
-                walk.unfinished = True
-                walk.consumed = position
                 return walk
-            _note(walk, data[position : position + 80])
-            position = len(text) if border is None else step_over(text, border.end(1))
+            damage.note(data[position : position + 80])
+            walk.consumed = len(text) if border is None else step_over(text, border.end(1))
             continue
         try:
-            event = _to_event(data[position:end], value, walk) if isinstance(value, dict) else None
+            event = (
+                _to_event(data[position:end], value, damage) if isinstance(value, dict) else None
+            )
         except RecursionError:  # as deep as Python's decoder goes, but no deeper
             event = None
         if event is None:
-            _note(walk, data[position:end])
+            damage.note(data[position:end])
         else:
             walk.events.append(event)
-        position = step_over(text, end)
-    walk.consumed = position
+        walk.consumed = step_over(text, end)
     return walk
 
 
@@ -303,58 +311,21 @@ def step_over(text: str, position: int) -> int:
     return found.end() if found else position
 
 
-def _note(walk: Walk, sample: bytes) -> None:
-    walk.malformed += 1
-    walk.first_malformed = walk.first_malformed or sample[:80].decode("utf-8", "replace")
-
-
-def _to_event(data: bytes, value: dict[str, Any], walk: Walk) -> Event:
+def _to_event(data: bytes, value: dict[str, Any], damage: Damage) -> Event:
     try:
         return decode_event(data)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         pass
     text = mend_text(data)
     if text.encode() != data:
-        walk.bad_text += 1
+        damage.bad_text += 1
     if not data.isascii() or "\\u" in text:
         value = load_json(text)
-    thread = value.get("tid", 0)
-    walk.wrong += not _is_typed(value)
-    return Event(
-        cat=_text(value.get("cat")),
-        name=_text(value.get("name")),
-        tid=thread if isinstance(thread, int | str) else _text(thread),
-        ts=_number(value.get("ts")),
-        dur=_number(value.get("dur")),
-        args=_raw(value.get("args")),
-    )
-
-
-def _is_typed(value: dict[str, Any]) -> bool:
-    """Tell whether all fields are what they should be; times that are none are counted as such."""
-    texts = all(isinstance(value.get(key, ""), str) for key in ("cat", "name"))
-    thread = isinstance(value.get("tid", 0), int | str)
-    return texts and thread and isinstance(value.get("args", {}), dict)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else "" if value is None else str(value)
-
-
-def _number(value: object) -> float:
-    """Read a number, also one written as text; what is none becomes NaN and is reported."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
-
-
-def _raw(value: object) -> Raw:
-    if not isinstance(value, dict):
-        return NO_ARGS
-    try:
-        return Raw(json.dumps(value).encode())
-    except (ValueError, RecursionError):
-        return NO_ARGS
+    args = value.pop("args", {})
+    event, wrong = salvage(Event, value)
+    # Times are judged later, where all of them are.
+    damage.wrong += not {*wrong} <= {"ts", "dur"} or not isinstance(args, dict)
+    if isinstance(args, dict):
+        with suppress(ValueError, RecursionError):
+            event.args = Raw(json.dumps(args).encode())
+    return event

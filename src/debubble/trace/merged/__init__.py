@@ -16,7 +16,7 @@ import msgspec
 
 from debubble.errors import NotATrace
 from debubble.trace.columns import RankTrace
-from debubble.trace.format import Format, Reading, TraceFile, decode_json
+from debubble.trace.format import Format, Reading, TraceFile, decode_events
 from debubble.trace.kineto import read_kineto
 from debubble.trace.source import HELD_BYTES, Limits, inflate
 
@@ -27,12 +27,6 @@ _OWNER = re.compile(
 _OF_ONE_RANK = {"traceEvents", "distributedInfo"}
 _PARTS = re.compile(r"([A-Za-z]{2,4})[ _-]?(\d+)")
 _ORDER = ("DP", "EP", "PP", "TP", "RANK")
-
-
-class _Document(msgspec.Struct):
-    """The list of events; each stays as it is written."""
-
-    events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
@@ -46,7 +40,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     data = inflate(known.file, limits, HELD_BYTES)
     problem = "holds several ranks, and cannot be taken apart"
     hint = "give the files that it was merged from"
-    events = decode_json(data, _Document, known.file, problem=problem, hint=hint).events
+    events = decode_events(data, msgspec.Raw, known.file, problem=problem, hint=hint)
     header = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     del data
     owned: dict[bytes, list[bytes]] = {}
@@ -90,7 +84,6 @@ FORMAT = Format(
     name=NAME,
     a_file="a file of several ranks",
     position=4,
-    in_names=(),
     recognise=recognise,
     read=read,
     one_a_rank=False,

@@ -45,7 +45,12 @@ from debubble.trace.columns import (
     build,
     fit_int32,
 )
-from debubble.trace.communication import classify_kernel_name, find_enclosing, join_launches
+from debubble.trace.communication import (
+    classify_kernel_name,
+    find_enclosing,
+    join_launches,
+    queues_or_waits,
+)
 from debubble.trace.nsight.export import MISSING_TIME, Export
 from debubble.units import show_count
 
@@ -67,7 +72,6 @@ _GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 # torch's own ranges: `nccl:all_to_all, op_id = 7`, `nccl:send 0->1`; not `nccl:coalesced`, which
 # may be either.
 _TORCH_RANGE = re.compile(r"^nccl:(?!coalesced\b)(send\b|recv\b)?\w*")
-_KEPT_CALLS = re.compile(r"Launch|Memcpy|Memset|Graph|Synchronize")
 _PUSH_POP_RANGE, _START_END_RANGE = 59, 60
 _PEER_COPY = 10
 _COPY_LABELS = {
@@ -88,17 +92,17 @@ _LONGEST_VALUE = 16 * 1024 * 1024
 # A node has some ten. Each is cut out of the whole file, so their number must have a bound.
 _MOST_PROCESSES = 1024
 
-# Rows of a table, by column; all have a `start` and an `end`, in nanoseconds of the capture.
-Rows = dict[str, NDArray[Any]]
+# Columns of a table, by name; all have a `start` and an `end`, in nanoseconds of the capture.
+Columns = dict[str, NDArray[Any]]
 
 
 class Tables(NamedTuple):
     """All that is kept of a file, or of one process in it."""
 
-    work: Rows
+    work: Columns
     """Kernels, whole graphs, copies and memsets."""
-    calls: Rows
-    ranges: Rows
+    calls: Columns
+    ranges: Columns
 
     @property
     def events(self) -> int:
@@ -176,7 +180,7 @@ def _read_processes(export: Export, path: str) -> Iterator[RankTrace]:
         gaps = []  # what concerns the whole file is said once
 
 
-def _read_work(export: Export, names: Interner[str]) -> Rows:
+def _read_work(export: Export, names: Interner[str]) -> Columns:
     """Read everything that ran on a device."""
     columns = ("start", "end", "globalPid", "deviceId", "streamId", "correlationId")
     parts = []
@@ -221,14 +225,14 @@ def _name_copies(export: Export, names: Interner[str]) -> I32:
     return np.array([name[kind] for kind in copied.tolist()], dtype=np.int32)
 
 
-def _read_calls(export: Export, names: Interner[str]) -> Rows:
+def _read_calls(export: Export, names: Interner[str]) -> Columns:
     """Read the CUDA calls of the host."""
     columns = export.integers(CALLS, "start", "end", "globalTid", "correlationId")
     rows = dict(zip(("start", "end", "thread", "correlation"), columns, strict=True))
     return rows | {"name": _look_up(export, names, CALLS, "nameId")}
 
 
-def _read_ranges(export: Export, names: Interner[str]) -> Rows:
+def _read_ranges(export: Export, names: Interner[str]) -> Columns:
     """Read the NVTX ranges, also those that were never closed; no marks, no domains."""
     start, end, kind, thread = export.integers(RANGES, "start", "end", "eventType", "globalTid")
     inline = np.array([names[text] for text in export.texts(RANGES, "text")], dtype=np.int32)
@@ -245,7 +249,7 @@ def _look_up(export: Export, names: Interner[str], table: str, column: str) -> I
     return np.array(numbers, dtype=np.int32)[row.reshape(-1)]
 
 
-def _devices_of_processes(export: Export, work: Rows, path: str) -> dict[int, dict[int, Device]]:
+def _devices_of_processes(export: Export, work: Columns, path: str) -> dict[int, dict[int, Device]]:
     """Return the devices of each process with kernels, by index as it counts them.
 
     In order of their first devices as the host counts them, then of the processes.
@@ -293,11 +297,11 @@ def _read_thread_names(export: Export) -> dict[int, str]:
     return {int(thread[row]): texts.get(int(ids[row]), "") for row in order.tolist()}
 
 
-def _take(rows: Rows, wanted: NDArray[np.bool_] | NDArray[np.intp]) -> Rows:
+def _take(rows: Columns, wanted: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:
     return {column: values[wanted] for column, values in rows.items()}
 
 
-def _in_order(rows: Rows) -> Rows:
+def _in_order(rows: Columns) -> Columns:
     """Sort by start, without the rows whose times cannot be."""
     start, end = rows["start"], rows["end"]
     good = np.flatnonzero((start > -LAST_NS) & (start < LAST_NS) & (end >= start) & (end < LAST_NS))
@@ -312,7 +316,7 @@ def _read_process(
     thread_names: Mapping[int, str],
 ) -> RankTrace:
     """Sort and join the rows of one process."""
-    queues = np.array([bool(_KEPT_CALLS.search(name)) for name in names], dtype=bool)
+    queues = np.array([queues_or_waits(name) for name in names], dtype=bool)
     closed = tables.ranges["end"] != MISSING_TIME
     timed = Tables(
         work=tables.work,
@@ -395,7 +399,7 @@ def _read_process(
     )
 
 
-def _renumber(column: str, *tables: Rows) -> list[int]:
+def _renumber(column: str, *tables: Columns) -> list[int]:
     """Count the values of a column from 0 in all tables; return them, by number."""
     values = np.unique(np.concatenate([rows[column] for rows in tables]))
     for rows in tables:
@@ -403,13 +407,13 @@ def _renumber(column: str, *tables: Rows) -> list[int]:
     return [int(value) for value in values]
 
 
-def _spans(rows: Rows, base_ns: int) -> Rows:
+def _spans(rows: Columns, base_ns: int) -> Columns:
     """Return the columns that all tables share."""
     start_ns = rows["start"] + base_ns
     return {"start_ns": start_ns, "duration_ns": rows["end"] - rows["start"], "name": rows["name"]}
 
 
-def _find_exchanges(ranges: Rows, names: Sequence[str]) -> tuple[Rows, Rows]:
+def _find_exchanges(ranges: Columns, names: Sequence[str]) -> tuple[Columns, Columns]:
     """Return what NCCL launches together, a group of calls or one alone, and all the calls.
 
     Of a call, `row` is its range and `exchange` what it is of, in the order of the ranges.
@@ -450,7 +454,7 @@ def _find_exchanges(ranges: Rows, names: Sequence[str]) -> tuple[Rows, Rows]:
     )
 
 
-def _columns(rows: Sequence[tuple[int, ...]], *names: str) -> Rows:
+def _columns(rows: Sequence[tuple[int, ...]], *names: str) -> Columns:
     table = np.array(rows, dtype=np.int64).reshape(-1, len(names))
     return dict(zip(names, table.T, strict=True))
 
@@ -465,7 +469,7 @@ def _exchanged(operations: Sequence[Operation]) -> KernelKind:
 
 
 def _tell_kinds(
-    tables: Tables, launch: I32, exchanges: Rows, names: Sequence[str]
+    tables: Tables, launch: I32, exchanges: Columns, names: Sequence[str]
 ) -> tuple[U8, I32]:
     """Return what each row is for, and the NCCL exchange that launched it; -1 for none.
 
@@ -497,7 +501,7 @@ def _torch_kind(name: str) -> KernelKind:
 
 
 def _operators(
-    ranges: Rows, base_ns: int, exchanged: tuple[Rows, Rows], exchange: I32, kind: U8
+    ranges: Columns, base_ns: int, exchanged: tuple[Columns, Columns], exchange: I32, kind: U8
 ) -> Operators:
     """Make NCCL's calls operators; each points to the first kernel that its exchange launched.
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from debubble.errors import Code, Gap, TraceError
-from debubble.trace.columns import I64, MOST_RANKS, UNKNOWN, OpTable
+from debubble.trace.columns import I64, MOST_RANKS, UNKNOWN, Interner, OpTable
 from debubble.trace.format import Format, Reading, TraceFile
 from debubble.trace.optable.files import (
     DEFAULT_UNIT,
@@ -259,13 +259,13 @@ def _read_both_times(table: RawTable, layout: Layout) -> tuple[I64, I64, tuple[G
 
 def _read_names(table: RawTable, column: str) -> tuple[I64, tuple[str, ...]]:
     """Intern the operations as the table spells them."""
-    index: dict[str, int] = {}
-    found = []
+    names: Interner[str] = Interner()
+    numbers = []
     for row, cell in enumerate(table.columns[column]):
         if not isinstance(cell, str) or not cell.strip():
             raise table.error("is no name of an operation", row=row, column=column)
-        found.append(index.setdefault(cell, len(index)))
-    return np.array(found, dtype=np.int64), tuple(index)
+        numbers.append(names[cell])
+    return np.array(numbers, dtype=np.int64), names.all()
 
 
 def _read_hosts(

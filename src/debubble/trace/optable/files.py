@@ -398,51 +398,51 @@ def read_integers(
 ) -> I64:
     """Read whole numbers; empty cells become `missing`, or are an error where that is None."""
     numbers = _numbers(table, column, missing)
-    if numbers.dtype.kind == "f":
-        holes = np.isnan(numbers)
-        if missing is not None:
-            numbers = np.where(holes, missing, numbers)
-        elif holes.any():
-            raise table.error("is empty", row=_first(holes), column=column)
-        broken = numbers != np.rint(numbers)
-        if broken.any():
-            row = _first(broken)
-            message = f"{numbers[row]} is not a whole number"
-            raise table.error(message, row=row, column=column)
     outside = (numbers < lowest) | (numbers > highest)
     if numbers.dtype.kind == "f":
+        holes = np.isnan(numbers)
+        if missing is None:
+            _refuse(table, column, numbers, holes, "is empty")
+        else:
+            numbers = np.where(holes, missing, numbers)
+        _refuse(table, column, numbers, numbers != np.rint(numbers), "{} is not a whole number")
         outside |= np.abs(numbers) > _EXACT_FLOAT
-    if outside.any():
-        row = _first(outside)
-        message = f"{numbers[row]} is out of range, {lowest} to {highest}"
-        raise table.error(message, row=row, column=column)
+    _refuse(table, column, numbers, outside, f"{{}} is out of range, {lowest} to {highest}")
     return numbers.astype(np.int64)
 
 
 def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
     """Read times in any unit as nanoseconds, exact where the table is."""
     numbers = _numbers(table, column, None)
-    if numbers.dtype.kind == "f":
-        numbers = numbers.astype(np.float64)
-        wrong = ~np.isfinite(numbers)
-        if wrong.any():
-            row = _first(wrong)
-            raise table.error(f"{numbers[row]} is no time", row=row, column=column)
-    absurd = np.abs(numbers.astype(np.float64)) * ns_per_unit >= LAST_NS
-    if absurd.any():
-        row = _first(absurd)
-        hint = "is the unit right? A column's name may end in _s, _ms, _us or _ns"
-        message = f"{numbers[row]} is a time beyond 126 years"
-        raise table.error(message, row=row, column=column, hint=hint)
+    floats = numbers.astype(np.float64)
+    _refuse(table, column, floats, ~np.isfinite(floats), "{} is no time")
+    hint = "is the unit right? A column's name may end in _s, _ms, _us or _ns"
+    absurd = np.abs(floats) * ns_per_unit >= LAST_NS
+    _refuse(table, column, numbers, absurd, "{} is a time beyond 126 years", hint=hint)
     if numbers.dtype.kind != "f":
         return numbers.astype(np.int64) * ns_per_unit
-    nanoseconds = numbers * ns_per_unit
+    nanoseconds = floats * ns_per_unit
     if table.lines is not None and np.any(np.abs(nanoseconds) >= _EXACT_FLOAT):
         cells = table.columns[column]
         exact = [int((Decimal(str(cell)) * ns_per_unit).to_integral_value()) for cell in cells]
         return np.array(exact, dtype=np.int64)
     rounded: I64 = np.rint(nanoseconds).astype(np.int64)
     return rounded
+
+
+def _refuse(  # noqa: PLR0913 (one argument a part of the sentence)
+    table: RawTable,
+    column: str,
+    numbers: NDArray[Any],
+    wrong: NDArray[np.bool_],
+    message: str,
+    *,
+    hint: str = "",
+) -> None:
+    """Refuse the table where a number is wrong, and name the first; `{}` stands for it."""
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise table.error(message.format(numbers[row]), row=row, column=column, hint=hint)
 
 
 def _numbers(table: RawTable, column: str, missing: int | None) -> NDArray[Any]:
@@ -495,7 +495,3 @@ def _read_cell(
     if isinstance(number, int) and not _INT64.min <= number <= _INT64.max:
         raise table.error(f"{text[:_LONGEST_NUMBER]} is out of range", row=row, column=column)
     return number
-
-
-def _first(wrong: NDArray[np.bool_]) -> int:
-    return int(np.argmax(wrong))

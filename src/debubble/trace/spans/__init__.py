@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from debubble.errors import Code, Gap, TraceError
-from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_json
+from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_events, decode_json
 from debubble.trace.optable import HELD_BYTES, PASSES, Op, RawTable, make_op_table, shared_stages
 from debubble.trace.optable.files import classify_op, exchange_of, find_columns
 from debubble.trace.source import Limits, inflate
@@ -79,12 +79,6 @@ class _Timed(msgspec.Struct):
     minibatch: int | None = None
 
 
-class _Document(msgspec.Struct):
-    """The object form of a Chrome trace."""
-
-    events: list[_Event] = msgspec.field(name="traceEvents")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:
     """One event that has a length, with what its arguments and the names of its thread tell."""
@@ -133,10 +127,8 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     if _DEVICES.match(data):
         devices = decode_json(data, list[list[_Timed]], known.file, problem=problem, hint=hint)
         events = list(_events_of(devices))
-    elif data.lstrip()[:1] == b"[":
-        events = decode_json(data, list[_Event], known.file, problem=problem, hint=hint)
     else:
-        events = decode_json(data, _Document, known.file, problem=problem, hint=hint).events
+        events = decode_events(data, _Event, known.file, problem=problem, hint=hint)
     spans = list(_spans(events))
     if not any(span.op in PASSES for span in spans):
         raise TraceError("no pass in it has a length", file=known.file)
@@ -210,13 +202,14 @@ def _spans(events: Sequence[_Event]) -> Iterator[_Span]:
 
 def _rows(spans: Sequence[_Span]) -> Iterator[dict[str, object]]:
     """Yield a row a span, with its rank, stage, microbatch and step as far as they are told."""
-    lane_of = _lane_by_thread if _ranks_are_threads(spans) else _lane_by_process
-    lanes = sorted({lane_of(span) for span in spans}, key=_natural)
+    owner = "tid" if _ranks_are_threads(spans) else "pid"
+    owned = [(getattr(span.event, owner), span) for span in spans]
+    lanes = sorted({lane for lane, _ in owned}, key=_natural)
     position = {lane: number for number, lane in enumerate(lanes)}
-    lanes_hold_several = _hold_several([(lane_of(span), span) for span in spans])
+    lanes_hold_several = _hold_several(owned)
     passes: Counter[tuple[object, ...]] = Counter()
-    for span in sorted(spans, key=lambda span: span.event.ts):
-        fields, lane = span.fields, lane_of(span)
+    for lane, span in sorted(owned, key=lambda lane_and_span: lane_and_span[1].event.ts):
+        fields = span.fields
         own_rank = lane if isinstance(lane, int) else position[lane]
         row: dict[str, object] = {
             "rank": None if lanes_hold_several else own_rank,
@@ -228,12 +221,12 @@ def _rows(spans: Sequence[_Span]) -> Iterator[dict[str, object]]:
             "duration_us": span.event.dur,
         }
         if span.op in PASSES:
-            owner = *(row.get(key) for key in _OWNER), span.op
+            alike = *(row.get(key) for key in _OWNER), span.op
             if "microbatch" not in fields:
-                row["microbatch"] = passes[owner]
-                passes[owner] += 1
+                row["microbatch"] = passes[alike]
+                passes[alike] += 1
             # A microbatch that comes again is of the next step.
-            again = (*owner, row["microbatch"], "again")
+            again = (*alike, row["microbatch"], "again")
             row.setdefault("step", passes[again])
             passes[again] += 1
         row.setdefault("step", 0)
@@ -252,14 +245,6 @@ def _whole(value: Any) -> int | None:
         return int(value)
     number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     return int(value) if number else None
-
-
-def _lane_by_process(span: _Span) -> Lane:
-    return span.event.pid
-
-
-def _lane_by_thread(span: _Span) -> Lane:
-    return span.event.tid
 
 
 def _ranks_are_threads(spans: Sequence[_Span]) -> bool:
@@ -293,7 +278,6 @@ FORMAT = Format(
     name=NAME,
     a_file="a Chrome trace of passes",
     position=5,
-    in_names=(),
     recognise=recognise,
     read=read,
     one_a_rank=False,

@@ -35,22 +35,17 @@ _TIMED = re.compile(rb"\b(fwd|forward|bwd|backward)(_microstep)?:\s*(%b)" % _DEC
 _SETTING = re.compile(rb"(?:^|\s)([a-z_]{4,60})\s*\.{3,}\s*(\d{1,9}|True)\s*$")
 _NOT_WHEN = "how long passes took, and not when"
 _MEGATRONS, _DEEPSPEEDS = "Megatron's timers", "DeepSpeed's wall_clock_breakdown"
-# Lines of no rank that each prints, by what both of them must match, and what prints every rank's.
+# What lines of no rank look like, forward and backward, and what prints those of every rank.
+_KINDS = (b"fwd|forward", b"bwd|backward")
 _OF_NO_RANK = (
     (
         _DEEPSPEEDS,
-        (
-            re.compile(rb"time \(ms\)[^\n]*\b(?:fwd|forward)(?:_microstep)?:"),
-            re.compile(rb"time \(ms\)[^\n]*\b(?:bwd|backward)(?:_microstep)?:"),
-        ),
+        rb"time \(ms\)[^\n]*\b(?:%b)(?:_microstep)?:",
         "call `engine.timers.log(names, ranks=range(world))`",
     ),
     (
         _MEGATRONS,
-        (
-            re.compile(rb"forward-compute\s*\.*\s*:\s*\(?\s*\d"),
-            re.compile(rb"backward-compute\s*\.*\s*:\s*\(?\s*\d"),
-        ),
+        rb"(?:%b)-compute\s*\.*\s*:\s*\(?\s*\d",
         "log with --timing-log-level 2 --timing-log-option all",
     ),
 )
@@ -201,8 +196,8 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
             file=file,
         )
         return TraceFile(file=file, format=OTHER, why_not=why)
-    for whose, signs, cure in _OF_NO_RANK:
-        if all(sign.search(prefix) for sign in signs):
+    for whose, sign, cure in _OF_NO_RANK:
+        if all(re.search(sign % kind, prefix) for kind in _KINDS):
             why = TraceError(
                 f"is a log of {whose}: {_NOT_WHEN}, and not of each rank",
                 hint=f"for costs of each stage {cure}, and give it to `debubble simulate --costs`",
@@ -219,9 +214,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (no log i
 
 FORMAT = Format(
     name="timer log",
-    a_file="",
     position=45,
-    in_names=(),
     recognise=recognise,
     read=read,
     one_a_rank=False,
