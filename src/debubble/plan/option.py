@@ -262,7 +262,7 @@ def _grown(baseline: Baseline) -> Iterator[str]:
     if baseline.pooled is not None and not baseline.pooled.same_tokens:
         yield "passes and messages scale with tokens as between the two runs"
         return
-    yield "passes scale almost linearly with tokens, messages less; attention is not measured apart"
+    yield "passes and messages scale with tokens; attention is not measured apart"
     kinds = baseline.source.passes.growth
     if max(kinds[kind].constant for kind in kinds) > min(kinds[kind].constant for kind in kinds):
         yield "gradient accumulation takes the same time for any number of tokens"
