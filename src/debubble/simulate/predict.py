@@ -32,8 +32,9 @@ _SPLIT_COSTS = 1.05
 # Of a backward pass the weight gradient takes so much where nothing tells: a product's two
 # gradients take the same time.
 _WEIGHT_SHARE = 0.5
-# When passes lie beside messages follows from how long they take: until they agree.
-_ROUNDS = 4
+# When passes lie beside messages follows from how long they take: until they agree so far, of the
+# logarithm of a pass.
+_ROUNDS, _AGREES = 4, 0.005
 # Draws that tell what is met, of a run of one rank; of more ranks fewer do.
 _SAMPLED = 64
 # How far predictions are off, of the logarithm: calibrated on recorded pairs, each run left out in
@@ -230,7 +231,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> _Su
     if not (source.passes.slope or beside):
         return met
     for _ in range(_ROUNDS):
-        times = engine.run(_lengths(engine, source, what_if, drawn, met))
+        times, before = engine.run(_lengths(engine, source, what_if, drawn, met)), met
         if source.passes.slope:
             activity = shared_device.trailing_activity(times.pass_start, times.pass_end)
             met = replace(met, at_work=activity.mean(axis=1))
@@ -244,6 +245,10 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> _Su
                     times.pass_start[mine], times.pass_end[mine], begun[own], times.batch_end[own]
                 )
             met = replace(met, beside=shares.mean(axis=1))
+        moved = (met.at_work - before.at_work) * source.passes.slope
+        moved += slowed_beside(beside, met.beside) - slowed_beside(beside, before.beside)
+        if np.abs(moved).max() < _AGREES:
+            break
     return met
 
 
