@@ -66,13 +66,12 @@ def test_backward_passes_that_never_ran_have_no_theory():
 
 # What takes time, or could be answered differently if it were worked out in two rooms.
 ONCE = {
-    "debubble.timeline.infer": ("build_part",),
+    "debubble.timeline.build": ("build_part",),
     "debubble.timeline.figures": ("measure_pipeline",),
     "debubble.timeline.job": ("ask_job",),
     "debubble.ledger.ledger": ("build_ledger",),
     "debubble.ledger.hop_health": ("account_for",),
-    "debubble.links.judge": ("judge_hops",),
-    "debubble.links.hop_times": ("expect_wire", "time_hops"),
+    "debubble.links.hop_times": ("expect_wire", "judge_hops", "time_hops"),
     "debubble.ledger.verdict": ("name_causes", "find_bottleneck"),
     "debubble.measure.measurement": ("measure_run",),
     "debubble.plan.baseline": ("measure_baseline",),

@@ -15,11 +15,9 @@ from typing import ClassVar
 from debubble.errors import Code, Gap, NoFit, UsageError
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
-from debubble.ledger.job_around import job_around
-from debubble.ledger.ledger import Ledger
+from debubble.ledger.ledger import Ledger, job_around
 from debubble.ledger.verdict import Bottleneck, MainCause, find_bottleneck, name_causes
-from debubble.links.hop_times import Hop
-from debubble.links.judge import Past
+from debubble.links.hop_times import Hop, Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
 from debubble.measure.measurement import Measurement, measure_run
 from debubble.measure.numbers import Numbers, numbers_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from debubble.errors import Code, DebubbleError, LogError
-from debubble.links.judge import Past, find_class
+from debubble.links.hop_times import Past, find_class
 from debubble.links.logs.model import GB, CopyLog, MatrixLog, MessageLog, NcclLog
 from debubble.links.logs.nvidia import class_of_join
 from debubble.links.logs.pairs import doubts_about, pairs_in

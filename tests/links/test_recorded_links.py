@@ -16,8 +16,7 @@ import debubble
 from debubble import api
 from debubble.ledger.hop_health import account_for, judge_links
 from debubble.ledger.verdict import name_causes
-from debubble.links.hop_times import Fit
-from debubble.links.judge import Past, Verdict, find_class
+from debubble.links.hop_times import Fit, Past, Verdict, find_class
 from debubble.links.wiring import Wiring
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.links import answer_links, say_links

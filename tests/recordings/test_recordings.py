@@ -14,7 +14,7 @@ from support.screen import lines_of
 from support.traces.all_recordings import Answers, every_recording
 from support.traces.snapshot import differences, snapshot_of, write
 
-from debubble.ledger.verdict import MATTERS
+from debubble.ledger.ledger import MATTERS
 from debubble.report.answers.plan import PlanAnswer
 from debubble.report.answers.server_plan import ServerPlanAnswer
 from debubble.report.find import find_page

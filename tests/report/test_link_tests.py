@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from debubble.links.judge import Judgement, Verdict
+from debubble.links.hop_times import Judgement, Verdict
 from debubble.links.live import HopTestResult, LiveHop, RankSite, Rung, times_of
 from debubble.links.logs.model import (
     CopyLog,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from debubble.timeline.lines import lay_one_after_the_other
+from debubble.timeline.build import lay_one_after_the_other
 
 
 def laid(*passes):

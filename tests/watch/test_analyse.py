@@ -15,7 +15,7 @@ from support.traces.recordings import H200
 
 from debubble.annexes.watch import analyse as analysing
 from debubble.annexes.watch.analyse import Task, analyse
-from debubble.links.judge import SLOW
+from debubble.links.hop_times import SLOW
 
 
 def told(files, **given):

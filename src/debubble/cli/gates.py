@@ -16,7 +16,7 @@ from debubble.errors import (
 from debubble.units import counted, show_members, show_percent
 
 if TYPE_CHECKING:
-    from debubble.links.judge import Verdict
+    from debubble.links.hop_times import Verdict
     from debubble.report.answers.base import AnswerWarning
     from debubble.timeline.figures import PipelineFigures
 
@@ -101,7 +101,7 @@ def judge_slow(
     absent: Sequence[int] = (),
 ) -> None:
     """Close where a hop is slow; where no hop could be judged, or not all were seen, say so."""
-    from debubble.links.judge import Verdict
+    from debubble.links.hop_times import Verdict
 
     refuse_doubted("--fail-on slow cannot be judged", gaps, Touch.MESSAGES)
     if Verdict.SLOW in verdicts:

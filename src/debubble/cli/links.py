@@ -37,8 +37,7 @@ from debubble.trace.source import Limits, Source, expand
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.links.hop_times import Hop
-    from debubble.links.judge import LinkClass, Past, Verdict
+    from debubble.links.hop_times import Hop, LinkClass, Past, Verdict
     from debubble.report.answers.base import Answer, AnswerWarning
     from debubble.report.text import Page
 

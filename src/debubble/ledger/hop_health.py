@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 
 from debubble.ledger.ledger import Job, Ledger, build_ledger
-from debubble.links.hop_times import Hop, HopTimes, time_hops
-from debubble.links.judge import (
+from debubble.links.hop_times import (
     CLASSES,
+    Hop,
+    HopTimes,
     Judgement,
     LinkClass,
     Past,
@@ -24,6 +25,7 @@ from debubble.links.judge import (
     judge_ratio,
     nccl_command,
     nvlink_of,
+    time_hops,
     wires_between,
 )
 from debubble.links.wiring import Wiring

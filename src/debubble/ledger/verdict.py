@@ -10,14 +10,12 @@ from statistics import median
 import numpy as np
 
 from debubble.ledger.causes import CAUSE_OF, Cause, RootKind
-from debubble.ledger.ledger import Ledger, Saving
+from debubble.ledger.ledger import MATTERS, Ledger, Saving
 from debubble.ledger.savings import ALL, HEAD_OF_LINE, Remedies
 from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
 from debubble.timeline.replicas import SlowWorker
 
-# What buys less than a fiftieth of the batch is not worth a name: steps vary by more.
-MATTERS = 0.02
 # Slow hops that cost less than this are not what makes transfers long.
 _WORTH_A_NAME = 0.005
 # What buys less than a tenth of it is little.

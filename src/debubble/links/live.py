@@ -33,15 +33,18 @@ from typing import Any
 import msgspec
 
 from debubble.errors import LinkTestError, LogError, MissingExtra, UsageError
-from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
-from debubble.links.judge import (
+from debubble.links.hop_times import (
     SLOW_FOR_ITS_CLASS,
+    Fit,
+    Hop,
     Judgement,
     LinkClass,
     Past,
     decide,
+    fit_line,
     judge_ratio,
     judge_time,
+    middle_of_others,
 )
 from debubble.simulate.costs.wire_pools import SLOW
 from debubble.units import NS_PER_S

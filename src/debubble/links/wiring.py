@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any
 
 from debubble.errors import Code, Gap, LogError, Touch, UsageError, place
-from debubble.links.hop_times import Fit, Hop
-from debubble.links.judge import LinkClass, Past, find_class, guess_class
+from debubble.links.hop_times import Fit, Hop, LinkClass, Past, find_class, guess_class
 from debubble.links.logs.model import CounterLog, LinkErrors, NvlinkErrors, NvlinkStatus, Topology
 from debubble.links.logs.nvidia import class_of_join
 from debubble.links.logs.read import load_json, read_log, read_text

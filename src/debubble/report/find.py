@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from debubble.ledger.causes import Cause
+from debubble.ledger.ledger import MATTERS
 from debubble.ledger.savings import ALL
-from debubble.ledger.verdict import MATTERS
 from debubble.report.answers.change import say_basis
 from debubble.report.answers.find import (
     FindAnswer,

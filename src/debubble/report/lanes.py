@@ -173,7 +173,7 @@ def _idle(arrivals: Transfers, waits: Sequence[Wait], view: _View) -> NDArray[np
         np.add.at(by_cause, [causes.index(wait.cause) for wait in waits], share)
         signs = np.array([_SIGNS[cause] for cause in causes])
         return np.where(by_cause.any(axis=0), signs[by_cause.argmax(axis=0)], _BLANK)
-    both_there = np.maximum(arrivals.send_start_ns, arrivals.receive_start_ns)
+    both_there = arrivals.met_ns
     wired = _share(both_there, arrivals.receive_end_ns, view).sum(axis=0) >= 0.5
     return np.where(wired, _WIRE, _WAIT)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.links.judge import Verdict
+from debubble.links.hop_times import Verdict
 from debubble.report.answers.links import LinkPart, LinksAnswer
 from debubble.report.text import (
     FEW,

@@ -42,7 +42,6 @@ from itertools import pairwise
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.timeline.chain import Chain
 from debubble.timeline.model import (
     F64,
     FEWEST_SAMPLES,
@@ -54,7 +53,7 @@ from debubble.timeline.model import (
     rows_by_hop,
 )
 from debubble.timeline.steps import RankRecord, numbered
-from debubble.timeline.transfers import CLOCKS_OFF_NS
+from debubble.timeline.transfers import CLOCKS_OFF_NS, Chain
 from debubble.units import show_duration, show_ranks
 
 # Ends of fused exchanges agree within 0.3 ms, seen on NCCL over sockets.

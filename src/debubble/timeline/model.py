@@ -257,6 +257,23 @@ class Transfers(Columns):
     """When the sender's host let its later work wait for it; `NEVER_WAITED_NS` where not known."""
     receive_waited_ns: I64
 
+    @property
+    def met_ns(self) -> I64:
+        """When both sides were there: from then on a message is on the wire, before it is wait."""
+        return np.maximum(self.send_start_ns, self.receive_start_ns)
+
+    @property
+    def waited(self) -> Flags:
+        """Whose receiver was there first: all of the message is seen."""
+        waited: Flags = self.receive_start_ns <= self.send_start_ns
+        return waited
+
+    @property
+    def buffered(self) -> Flags:
+        """Which had left before their receive began: their wire is hidden, the drain is seen."""
+        buffered: Flags = ~self.fused & (self.send_end_ns <= self.receive_start_ns)
+        return buffered
+
 
 def rows_by_hop(transfers: Transfers) -> dict[tuple[int, int], I64]:
     """Return the rows of each hop, by the rank that sends and the one that receives."""

@@ -24,11 +24,11 @@ from enum import IntEnum
 
 import numpy as np
 
-from debubble.timeline.chain import Chain
 from debubble.timeline.meetings import attend, crosses_stages
 from debubble.timeline.model import AT_ONCE_NS, I32, I64, UNKNOWN, Columns, Flags, PassKind
 from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord
+from debubble.timeline.transfers import Chain
 from debubble.timeline.work import host_ranges
 from debubble.trace.columns import RankTrace
 

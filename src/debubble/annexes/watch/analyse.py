@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from debubble.analysis import Analysis, analyse_served
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.ledger.hop_health import HopHealth
-from debubble.links.judge import Verdict
+from debubble.links.hop_times import Verdict
 from debubble.measure.measurement import Measurement, context_bucket, middle
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
-from debubble.links.hop_times import Hop
-from debubble.links.judge import CLASSES, LinkClass, nvlink_of
+from debubble.links.hop_times import CLASSES, Hop, LinkClass, nvlink_of
 from debubble.links.logs.model import (
     GB,
     CopyLog,

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.links.hop_times import Fit, Hop, fit_line, middle_of_others
-from debubble.links.judge import (
+from debubble.links.hop_times import (
+    Fit,
+    Hop,
     Judgement,
     LinkClass,
     Past,
     decide,
+    fit_line,
     judge_by_class,
     judge_ratio,
     judge_time,
+    middle_of_others,
     unknown,
 )
 from debubble.links.logs.model import (

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from debubble.errors import Gap
-from debubble.links.judge import Verdict
+from debubble.links.hop_times import Verdict
 from debubble.links.live import HopTestResult, LiveHop
 from debubble.links.logs.model import (
     CopyLog,

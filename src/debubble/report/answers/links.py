@@ -10,8 +10,9 @@ import msgspec
 from debubble.analysis import Analysis
 from debubble.errors import Code
 from debubble.ledger.hop_health import HopHealth, LinkHealth, RankWires, judge_ranks
-from debubble.ledger.verdict import LITTLE, MATTERS
-from debubble.links.judge import Verdict
+from debubble.ledger.ledger import MATTERS
+from debubble.ledger.verdict import LITTLE
+from debubble.links.hop_times import Verdict
 from debubble.links.wiring import SCHEMA
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.report.answers.ledger import say_cause

@@ -8,7 +8,7 @@ import numpy as np
 
 from debubble.analysis import Analysis
 from debubble.ledger.causes import Cause
-from debubble.ledger.verdict import MATTERS
+from debubble.ledger.ledger import MATTERS
 from debubble.report.answers.base import Part
 from debubble.report.answers.ledger import NamedCause
 from debubble.serving.account import StreamAccount, StreamSaving

@@ -202,8 +202,8 @@ def _message_columns(
     names = [rank.rank for rank in ranks]
     shown_rows = np.isin(every.source, names) & np.isin(every.destination, names)
     moved = every.where(shown_rows if step is None else shown_rows & (every.step == step))
-    buffered = moved.send_end_ns < moved.receive_start_ns
-    both = np.maximum(moved.send_start_ns, moved.receive_start_ns)
+    buffered = moved.buffered
+    both = moved.met_ns
     start = np.where(buffered, moved.send_start_ns, both)
     order = np.argsort(start, kind="stable")
     return {

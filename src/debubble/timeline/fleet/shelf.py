@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from debubble.errors import EngineError, TraceError
-from debubble.timeline.chain import rank_of
 from debubble.timeline.fleet.survey import Means, RanksRead
 from debubble.timeline.steps import marks_steps
+from debubble.timeline.transfers import rank_of
 from debubble.trace.columns import (
     UNKNOWN,
     Group,

@@ -24,6 +24,7 @@ from debubble.errors import Code, DebubbleError, Gap, NoPipeline, TraceError, Us
 from debubble.timeline.build import (
     BuiltPart,
     HeldRank,
+    NoPipelineHere,
     Part,
     RankSource,
     build_alike,
@@ -34,9 +35,7 @@ from debubble.timeline.build import (
     refuse_unread_devices,
     renumber,
 )
-from debubble.timeline.chain import rank_of
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
-from debubble.timeline.infer import NoPipelineHere
 from debubble.timeline.inside import measure_inside, put_inside
 from debubble.timeline.job import ask_job
 from debubble.timeline.meetings import meet_in_stages
@@ -50,6 +49,7 @@ from debubble.timeline.replicas import (
 )
 from debubble.timeline.schedules import SCHEDULES, Statement, state_schedule
 from debubble.timeline.steps import marks_steps, only_steps
+from debubble.timeline.transfers import rank_of
 from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
 from debubble.trace.digest.content import DigestPlace
