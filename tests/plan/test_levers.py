@@ -113,7 +113,9 @@ def test_what_only_a_larger_batch_would_gain_is_said_and_not_advised():
     assert only_larger.recommended
     assert only_larger.best is None
     answer = answer_of_plan(Planned(plan=only_larger), emit_for="torch")
-    assert answer.verdict.startswith("No option gains more than the noise at this global batch size")
+    assert answer.verdict.startswith(
+        "No option gains more than the noise at this global batch size"
+    )
     assert answer.emitted.option is None
     assert "--hold microbatch lets it grow" in answer.emitted.reason
 
@@ -320,7 +322,10 @@ def test_backward_passes_are_cut_for_sure_only_where_the_run_shows_what_weights_
         assert same.window_ns == option.window_ns
         assert untold.unseen(same)
         assert same not in untold.recommended
-        assert any(said.startswith("weight gradients (W) take half of a backward pass") for said in same.assumptions)
+        assert any(
+            said.startswith("weight gradients (W) take half of a backward pass")
+            for said in same.assumptions
+        )
     advised = {
         one.change.schedule: one.advice for one in answer_of_plan(Planned(plan=untold)).options
     }
