@@ -8,9 +8,8 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
-from debubble.ledger.account import find_culprits
 from debubble.ledger.causes import CAUSE_OF, Cause
-from debubble.ledger.ledger import MATTERS, Ledger
+from debubble.ledger.ledger import MATTERS, Ledger, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE
 from debubble.ledger.verdict import LITTLE, Bottleneck, MainCause
 from debubble.measure.worth import Rates, Worth
@@ -320,7 +319,7 @@ def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
 
 def say_remedy(causes: str) -> str:
     """Say what a saving supposes."""
-    return " and ".join(REMEDIES[cause] for cause in causes.split("+"))
+    return ", ".join(REMEDIES[cause] for cause in causes.split("+"))
 
 
 def say_cause(ledger: Ledger, named: MainCause) -> str:
@@ -335,7 +334,7 @@ def say_cause(ledger: Ledger, named: MainCause) -> str:
         return f"{culprit}; repairing {hops} {little}{amount}"
     buys = f"{show_duration(saving.saved_ns)} ({show_percent(saving.saved_fraction)})"
     if len(saving.causes) > 1:
-        return f"{say_remedy(named.cause)}, together: saves {buys}; either alone saves less"
+        return f"{say_remedy(named.cause)}: saves {buys} together; either alone saves less"
     if named.slower_layers is not None and named.culprit_saved_ns is not None:
         alike = show_duration(named.culprit_saved_ns)
         share_alike = show_percent(named.culprit_saved_ns / max(before, 1))
@@ -358,8 +357,8 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
             return f"{where} takes {more}{_besides(ledger, named.stage)}"
         slower = show_times(named.slower_layers)
         return (
-            f"{where} takes {more}: its layers take {slower} those of other stages, check its "
-            "device"
+            f"rank {named.rank} is a slow device: the layers of stage {named.stage} take {slower} "
+            f"those of other stages, the stage {more}"
         )
     if named.slow_hops:
         return _say_slow(named)
