@@ -358,7 +358,7 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
         slower = show_times(named.slower_layers)
         return (
             f"rank {named.rank} is a slow device: the layers of stage {named.stage} take {slower} "
-            f"those of other stages, the stage {more}"
+            "those of other stages"
         )
     if named.slow_hops:
         return _say_slow(named)
