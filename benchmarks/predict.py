@@ -255,12 +255,8 @@ def predict_pair(data: Path, of: Pair) -> Result:
     if of.repaired:
         baseline = mend(baseline, of.repaired)
     size = baseline.source.wires.message_bytes
-    idea = Idea(
-        lever="asked",
-        change=of.change,
-        wire_ns={(here, there): round(size / rate * 1e9) for here, there, rate in of.hops},
-    )
-    option = weigh(baseline, idea)
+    hops = tuple(((here, there), round(size / rate * 1e9)) for here, there, rate in of.hops)
+    option = weigh(baseline, Idea(lever="asked", change=replace(of.change, hops_ns=hops)))
     truths, steps = truths_of(data / of.target), 0.0
     if of.ms is not None:
         measured = of.ms

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.requirements import need_package
 from support.simulator.devices import Play, true_windows
 from support.simulator.host_programs import LENGTH_NS, Setup
-from support.timelines.engine_runs import UNITS, costs_of, run_order
+from support.timelines.engine_runs import UNITS, lengths_of, run_order
 
 from debubble.simulate.communication import (
     OF_ONE_SCHEDULE,
@@ -295,7 +295,7 @@ class TestCircles:
     def test_messages_of_a_run_that_would_hang_are_buffered_instead(self):
         engine = planned_engine(self.ORDER, Communication.POSTED, rendezvous=True)
         assert not engine.program.messages.rendezvous.any()
-        lengths = give_lengths(engine.program, costs_of(self.ORDER, one_way=MS))
+        lengths = lengths_of(engine.program, self.ORDER, one_way=MS)
         buffered = run_order(self.ORDER, communication=Communication.POSTED, one_way=MS)[1]
         assert engine.run(lengths).window_ns == buffered.window_ns
 
@@ -318,28 +318,6 @@ class TestGivenLengths:
         program, lengths = self.lengths()
         stage, kind = program.passes.stage, program.passes.kind
         assert lengths.passes.tolist() == (stage + 1 + 3 * (kind == PassKind.B)).tolist()
-
-    def test_the_first_microbatch_may_take_its_own_time(self):
-        program, lengths = self.lengths(first={PassKind.B: np.array([40, 50, 60])})
-        first = (program.passes.microbatch == 0) & (program.passes.kind == PassKind.B)
-        assert sorted(lengths.passes[first].tolist()) == [40, 50, 60]
-        assert lengths.passes[~first].max() == 6
-
-    def test_an_exchange_takes_its_own_time_over_each_hop(self):
-        program, lengths = self.lengths(one_way=np.array([10, 20]), both_ways=np.array([13, 23]))
-        stage = program.passes.stage[program.messages.producer]
-        other = program.passes.stage[program.messages.consumer]
-        hop, meets = np.minimum(stage, other), program.messages.rendezvous
-        assert meets.any()
-        assert not meets.all()
-        assert lengths.wire.tolist() == (10 + 10 * hop + 3 * meets).tolist()
-        assert (lengths.drain[meets] == lengths.wire[meets]).all()
-        assert (lengths.drain[~meets] == 0).all()
-
-    def test_gaps_are_one_number_or_one_a_rank(self):
-        program, lengths = self.lengths(pass_gap=np.array([1, 2, 3]), batch_gap=7)
-        assert lengths.pass_gaps.tolist() == (program.passes.place + 1).tolist()
-        assert set(lengths.batch_gaps.tolist()) == {7}
 
     def test_candidates_run_together_as_they_run_alone(self):
         draw = np.random.default_rng(0)

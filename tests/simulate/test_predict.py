@@ -77,7 +77,7 @@ def test_over_a_slow_hop_what_is_buffered_is_underway_in_an_exchange_too(buffers
     size = round(2 * BUFFERED_BYTES)
     source = a_source("1f1b", 2, 6, message_bytes=size, buffers=buffers)
     program, lengths, _ = run_at_means(
-        source, "1f1b", 6, Communication.FUSED, wire_ns={(0, 1): 30 * MS}
+        source, "1f1b", 6, Communication.FUSED, hops_ns={(0, 1): 30 * MS}
     )
     slow = (program.batches.place[program.messages.sent] == 0) & program.messages.rendezvous
     assert slow.any()

@@ -180,6 +180,7 @@ class Baseline:
             token_scale=self.microbatch_scale(change),
             recomputed=recomputed,
             recompute_stages=change.recompute_stages or (),
+            hops_ns=dict(change.hops_ns),
         )
 
     def engine(self, change: Change) -> Engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from debubble.simulate.costs.wire_pools import Hop
 from debubble.timeline.schedules import Order
 
 Hold = Literal["microbatch", "batch"]
@@ -37,6 +38,8 @@ class Change:
     """The same of some stages alone."""
     repaired: tuple[tuple[int, int], ...] | None = None
     """Hops to be as others are, each by the ranks that send and receive."""
+    hops_ns: tuple[tuple[Hop, int], ...] = ()
+    """What messages of some hops, by places in the pipeline, would take one way."""
     token_scale: float | None = None
     """How many times as many tokens a microbatch has."""
     by_hand: str | None = None

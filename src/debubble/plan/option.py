@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import hypot
 
 from debubble.plan.baseline import Baseline
@@ -68,10 +68,6 @@ class Idea:
     lever: str
     change: Change
     assumptions: tuple[str, ...] = ()
-    wire_scale: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """Of single hops, by positions in the pipeline."""
-    wire_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    """What messages of single hops take at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +139,6 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
 def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
     """Simulate a change many times over."""
     what_if = baseline.what_if(idea.change)
-    what_if = replace(what_if, wire_scale=idea.wire_scale, wire_ns=idea.wire_ns)
     return predict(
         baseline.source,
         what_if,
@@ -155,8 +150,7 @@ def predict_idea(baseline: Baseline, idea: Idea) -> Prediction:
 
 def _as_it_is(baseline: Baseline, idea: Idea) -> bool:
     """Tell whether nothing changes: then it is the run that was measured, and no other launch."""
-    hops = baseline.source.repaired or idea.wire_scale or idea.wire_ns
-    return idea.change == Change(hold=idea.change.hold) and not hops
+    return idea.change == Change(hold=idea.change.hold) and not baseline.source.repaired
 
 
 def quick_latency_s(baseline: Baseline, change: Change) -> float:
@@ -243,11 +237,10 @@ def _assumed(  # noqa: C901 (a list of what may be said)
     if change.split is None and len(what_if.layers) != len(source.passes.layers):
         yield "layers are split evenly over the new stages"
     names = [rank.rank for rank in baseline.ranks]
-    changed = {*idea.wire_scale, *idea.wire_ns}
     yield from (
         f"hop {names[here]}:{names[there]} stays {slow.times:.1f} times as slow as the others"
         for (here, there), slow in source.wires.slow.items()
-        if (here, there) not in changed
+        if (here, there) not in dict(change.hops_ns)
     )
 
 
@@ -269,7 +262,7 @@ def _grown(baseline: Baseline) -> Iterator[str]:
     if baseline.pooled is not None and not baseline.pooled.same_tokens:
         yield "passes and messages scale with tokens as between the two runs"
         return
-    yield "passes scale almost linearly with tokens, messages less; attention is not measured apart"
+    yield "passes and messages scale with tokens; attention is not measured apart"
     kinds = baseline.source.passes.growth
     if max(kinds[kind].constant for kind in kinds) > min(kinds[kind].constant for kind in kinds):
         yield "gradient accumulation takes the same time for any number of tokens"

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from debubble.errors import Code, Gap, UsageError
 from debubble.plan.baseline import AlsoRun, Baseline
 from debubble.plan.change import Change, Hold
 from debubble.plan.context_length import OtherLength
 from debubble.plan.emit import EMITTERS
-from debubble.plan.hop import Hop, set_hops
 from debubble.plan.kv_cache import Cache
 from debubble.plan.lever import OrderSearch
 from debubble.plan.levers.overlap import say_slowdown
 from debubble.plan.option import Idea
 from debubble.plan.plan import Plan
 from debubble.simulate.communication import WAITED, usual_communication
+from debubble.simulate.costs.wire_pools import Hop
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline
 from debubble.timeline.schedules import Order, state_schedule
-from debubble.units import PLAIN_NUMBER, counted, parse_rate
+from debubble.units import NS_PER_S, PLAIN_NUMBER, counted, parse_rate
 
 ANY = "any"
 """Whom to plan for where no framework is to set limits."""
@@ -237,9 +237,8 @@ class ChangeRequest:
                 hint="ask for a schedule of the same kind",
             )
         assumed = (say_slowdown(baseline),) if change.overlap else ()
-        idea = Idea(lever="asked", change=change, assumptions=assumed)
-        rates = dict(_hop(text) for text in self.hops)
-        return set_hops(baseline, idea, rates) if rates else idea
+        change = replace(change, hops_ns=_hops_ns(baseline, change, self.hops))
+        return Idea(lever="asked", change=change, assumptions=assumed)
 
     def _new_split(self, baseline: Baseline) -> tuple[int, ...] | None:
         known = baseline.source.split
@@ -279,8 +278,45 @@ def _trains(order: Order) -> bool:
     return any(action.kind != "F" for actions in order for action in actions)
 
 
-def _hop(text: str) -> tuple[Hop, float]:
-    read = _HOP.fullmatch(text.strip())
-    if read is None:
-        raise UsageError(f"{text!r} is no hop", hint="write it as 2:3=5GB/s, ranks and rate")
-    return (int(read[1]), int(read[2])), parse_rate(read[3])
+def _hops_ns(
+    baseline: Baseline, change: Change, asked: Sequence[str]
+) -> tuple[tuple[Hop, int], ...]:
+    """Return what messages of some hops take at the rates that are asked for: `2:3=5GB/s`."""
+    what_if = baseline.what_if(change)
+    names = [rank.rank for rank in baseline.ranks]
+    places = {name: place for place, name in enumerate(names)}
+    hops = set(_hops_of(what_if.order))
+    size = baseline.source.wires.message_bytes * what_if.token_scale
+    if asked and size <= 0:
+        hint = "record with record_shapes=True"
+        if baseline.ranks[0].timers:
+            hint = "give the table a column of bytes, in the rows of sends or receives"
+        raise UsageError("the size of messages is unknown", hint=hint)
+    found = {}
+    for text in asked:
+        read = _HOP.fullmatch(text.strip())
+        if read is None:
+            raise UsageError(f"{text!r} is no hop", hint="write it as 2:3=5GB/s, ranks and rate")
+        hop = places.get(int(read[1]), -1), places.get(int(read[2]), -1)
+        if hop not in hops:
+            known = ", ".join(f"{names[here]}:{names[there]}" for here, there in sorted(hops))
+            raise UsageError(
+                f"no message goes from rank {int(read[1])} to rank {int(read[2])}",
+                hint=f"hops are {known}",
+            )
+        found[hop] = round(size / parse_rate(read[3]) * NS_PER_S)
+    return tuple(found.items())
+
+
+def _hops_of(order: Order) -> Iterator[Hop]:
+    """Yield the hops that messages of an order take, by positions in the pipeline."""
+    holder = {
+        action.stage: position for position, actions in enumerate(order) for action in actions
+    }
+    trains = any(action.kind != "F" for actions in order for action in actions)
+    for stage, here in holder.items():
+        ahead = holder.get(stage + 1, here)
+        if ahead != here:
+            yield here, ahead
+            if trains:
+                yield ahead, here

@@ -70,12 +70,12 @@ class EventGraph:
         events: int,
         target: I64,
         source: I64,
-        floored: Flags | None = None,
-        waits: Waits | None = None,
+        floored: Flags,
+        waits: Waits,
     ) -> None:
-        """Without `floored` any event may have a floor; with it, those, and any without sources."""
+        """Only `floored` events, and those without sources, may have a floor."""
         self.events = events
-        level = (waits or Waits(events, target, source)).levels()
+        level = waits.levels()
         sources = np.bincount(target, minlength=events)
         most = int(sources.max(initial=0)) + 1
         # By level, then by most sources: one key sorts quicker than two.
@@ -102,7 +102,7 @@ class EventGraph:
         for number, (first, end) in enumerate(pairwise(self._cuts.tolist())):
             turns[int(edge_level[first])].append((first, end, number))
         firsts = np.searchsorted(level[self._events], np.arange(levels + 1)).tolist()
-        held = (np.ones(events, dtype=bool) if floored is None else floored)[self._events]
+        held = floored[self._events]
         held = np.logical_or.reduceat(held, firsts[:-1]) if events else held
         self._levels = [
             _Level(firsts[number], firsts[number + 1], turns[number], bool(held[number]))
@@ -110,20 +110,11 @@ class EventGraph:
         ]
         self._widest = max((level.end - level.first for level in self._levels), default=0)
 
-    def run(self, after_ns: I64, floor_ns: I64) -> I64:
-        """Return when each event happens: `after_ns` of each edge, no event before its floor.
-
-        Both may have a second dimension, a column for each of many runs.
-        """
-        after, every = after_ns[self.edge_order], np.arange(len(after_ns))
-        if after.ndim > 1:
-            delays = Delays(steady=np.zeros(len(after), dtype=np.int64), rows=every, varied=after)
-        else:
-            delays = Delays(steady=after, rows=every[:0], varied=after[:0])
-        return self.run_delays(delays, floor_ns)
-
     def run_delays(self, delays: Delays, floor_ns: I64, wanted: I64 | None = None) -> I64:
-        """Do the same with edges in the order of `edge_order`; of `wanted` events alone."""
+        """Return when each event happens, or each `wanted`: no event before its floor.
+
+        Edges are in the order of `edge_order`; what varies has a column for each of many runs.
+        """
         runs = delays.varied.shape[1:] or floor_ns.shape[1:]
         floor = (floor_ns[:, None] if floor_ns.ndim <= len(runs) else floor_ns)[self._events]
         steady = delays.steady[:, None] if runs else delays.steady
@@ -210,7 +201,7 @@ class Waits:
         return self._level
 
     def run_once(self, after_ns: I64, floor_ns: I64) -> I64:
-        """Return when each event happens in one run, without levels: see `EventGraph.run`."""
+        """Return when each event happens in one run, without levels."""
         ready = np.flatnonzero(self._sources == 0)
         ways = self._reached, self._begin, after_ns[self._by_source]
         moments, done = _event_by_event(floor_ns, self._sources, ways, ready, 0)
@@ -401,6 +392,8 @@ class Network:
         """Return when every event happens; a second dimension of lengths holds many runs."""
         kept = self._run_kept(columns, floor_ns)
         later = self._later.of(columns)
+        if kept.ndim == 1 and later.varied.ndim > 1:  # all that varies was skipped
+            kept = np.repeat(kept[:, None], later.varied.shape[1], axis=1)
         moments = np.empty((self._events, *kept.shape[1:]), dtype=np.int64)
         moments[self._kept] = kept
         steady = later.steady[:, None] if kept.ndim > 1 else later.steady
@@ -440,9 +433,7 @@ class _Left:
 
     def put_on_levels(self) -> tuple[EventGraph, _Totals]:
         """Return what runs many runs at once, and the lengths of edges in its order."""
-        graph = EventGraph(
-            len(self.floored), self.target, self.source, self.floored, waits=self.waits
-        )
+        graph = EventGraph(len(self.floored), self.target, self.source, self.floored, self.waits)
         stands = np.empty(len(self.target), dtype=np.int64)
         stands[graph.edge_order] = np.arange(len(stands))
         new, names, name, rows = self.lengths

@@ -7,7 +7,7 @@ millisecond.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,17 +16,14 @@ from debubble.simulate.communication import Communication
 from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import Lengths, Program, Times, in_exchange
-from debubble.timeline.model import I32, I64, Flags, PassKind
+from debubble.simulate.program import Lengths, Program, Times
+from debubble.timeline.model import I64, PassKind
 from debubble.timeline.schedules import Order
 from debubble.units import NS_PER_S, counted
 
 UNIT_NS = 1_000_000
 # Of one pass or message: the most of them that are simulated still end within 64 bits.
 MOST_NS = 1e13
-
-PerHop = I64 | int
-"""Of the hop from each stage to the next, or one number for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +32,8 @@ class GivenCosts:
 
     passes: Mapping[PassKind, I64]
     """Of each stage; a kind that the program does not run may be left out."""
-    first: Mapping[PassKind, I64] = field(default_factory=dict)
-    """Of a step's first microbatch, where that differs: it has no gradients to add its own to."""
-    one_way: PerHop = 0
-    both_ways: PerHop | None = None
-    """Of an exchange; None: as long as one way."""
-    sending: PerHop | None = None
-    """What a send of a buffered message takes its queue; None: as long as its wire."""
-    drain: PerHop = 0
-    """What it takes to receive a buffered message that is there already."""
-    pass_gap: I64 | int = 0
-    """From when a pass could start to its start; one number, or one a rank."""
-    batch_gap: I64 | int = 0
-    pair_share: float = 1.0
-    """What a pair that overlaps takes, as a share of its two passes one after the other."""
+    one_way: I64 | int = 0
+    """Of the hop from each stage to the next, or one number for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +97,23 @@ def mean_of_stages(passes: Mapping[PassKind, I64]) -> dict[str, float]:
 
 def give_lengths(program: Program, costs: GivenCosts) -> Lengths:
     """Give each pass and message of a program what its stage or hop takes."""
-    passes, batches, messages = program.passes, program.batches, program.messages
+    passes, messages = program.passes, program.messages
     # From which stage to the next, one way or back.
     stage = passes.stage[messages.producer].astype(np.int64)
     hop = np.where(passes.kind[messages.producer] == PassKind.F, stage, stage - 1)
-    one_way = _rows_of(costs.one_way, hop)
-    both = one_way if costs.both_ways is None else _rows_of(costs.both_ways, hop)
-    wire = _where(in_exchange(messages.sent, messages.received), both, one_way)
-    sending = wire if costs.sending is None else _rows_of(costs.sending, hop)
+    wire = costs.one_way
+    wire = np.full(len(hop), wire) if isinstance(wire, int) else wire[hop]
+    # What is there already takes no time to be received.
+    meets = messages.rendezvous.reshape(-1, *(1,) * (wire.ndim - 1))
     return Lengths(
-        passes=_of_passes(program, costs),
-        pass_gaps=_rows_of(costs.pass_gap, passes.place),
-        batch_gaps=_rows_of(costs.batch_gap, batches.place),
-        sending=_where(messages.rendezvous, wire, sending),
+        passes=_of_passes(program, costs.passes),
+        pass_gaps=np.zeros(len(passes), dtype=np.int64),
+        batch_gaps=np.zeros(len(program.batches), dtype=np.int64),
+        sending=wire,
         wire=wire,
-        drain=_where(messages.rendezvous, wire, _rows_of(costs.drain, hop)),
+        drain=wire * meets,
         pass_floor=np.where(passes.before < 0, 0, NEVER_NS),
-        batch_floor=np.full(len(batches), NEVER_NS),
+        batch_floor=np.full(len(program.batches), NEVER_NS),
     )
 
 
@@ -147,36 +132,15 @@ def _spread(flag: str, values: Sequence[float], count: int, what: str) -> I64:
     return np.broadcast_to(given, count).copy()
 
 
-def _of_passes(program: Program, costs: GivenCosts) -> I64:
+def _of_passes(program: Program, costs: Mapping[PassKind, I64]) -> I64:
     passes = program.passes
-    unknown = sorted(set(passes.kind.tolist()) - set(costs.passes))
+    unknown = sorted(set(passes.kind.tolist()) - set(costs))
     if unknown:
         raise ValueError(f"no length for {', '.join(PassKind(kind).name for kind in unknown)}")
-    tables = [costs.passes, {**costs.passes, **costs.first}]
-    given = [(first, kind, table[kind]) for first, table in enumerate(tables) for kind in table]
-    stages = max(len(of_stage) for _, _, of_stage in given)
-    wide = max(of_stage.shape[1:] for _, _, of_stage in given)
-    table = np.zeros((len(tables), len(PassKind), stages, *wide), dtype=np.int64)
-    for first, kind, of_stage in given:
-        rows = of_stage[:, None] if of_stage.ndim <= len(wide) else of_stage
-        table[first, kind, : len(rows)] = rows
+    stages, *wide = next(iter(costs.values())).shape
+    table = np.zeros((len(PassKind), stages, *wide), dtype=np.int64)
+    for kind, of_stage in costs.items():
+        table[kind] = of_stage
     # One look-up of rows: with many candidates it is what takes the time.
-    row = (passes.microbatch == 0).astype(np.int64) * len(PassKind) + passes.kind
-    lengths: I64 = table.reshape(-1, *wide)[row * stages + passes.stage]
-    if len(program.pairs) and costs.pair_share != 1:
-        forward, backward = lengths[program.pairs], lengths[program.pairs + 1]
-        lengths[program.pairs] = np.rint(forward * costs.pair_share)
-        both = np.rint((forward + backward) * costs.pair_share)
-        lengths[program.pairs + 1] = both - lengths[program.pairs]
+    lengths: I64 = table.reshape(-1, *wide)[passes.kind.astype(np.int64) * stages + passes.stage]
     return lengths
-
-
-def _rows_of(given: I64 | int, rows: I64 | I32) -> I64:
-    return np.full(len(rows), given) if isinstance(given, int) else given[rows]
-
-
-def _where(rows: Flags, some: I64, others: I64) -> I64:
-    """Choose row by row, whichever of the two has candidates."""
-    wide = max(some.ndim, others.ndim)
-    deep = [column[:, None] if column.ndim < wide else column for column in (some, others)]
-    return np.where(rows[:, None] if wide > 1 else rows, *deep)

@@ -32,8 +32,9 @@ _SPLIT_COSTS = 1.05
 # Of a backward pass the weight gradient takes so much where nothing tells: a product's two
 # gradients take the same time.
 _WEIGHT_SHARE = 0.5
-# When passes lie beside messages follows from how long they take: until they agree.
-_ROUNDS = 4
+# When passes lie beside messages follows from how long they take: until they agree so far, of the
+# logarithm of a pass.
+_ROUNDS, _AGREES = 4, 0.005
 # Draws that tell what is met, of a run of one rank; of more ranks fewer do.
 _SAMPLED = 64
 # How far predictions are off, of the logarithm: calibrated on recorded pairs, each run left out in
@@ -55,10 +56,8 @@ class WhatIf:
     communication: Communication
     layers: tuple[float, ...]
     """Of each stage, as in `PassModel.layers`; first and last have more than layers."""
-    wire_scale: Mapping[Hop, float] = field(default_factory=dict)
-    """By sender's and receiver's place: how many times as long messages take."""
-    wire_ns: Mapping[Hop, int] = field(default_factory=dict)
-    """By sender's and receiver's place: what messages take at least."""
+    hops_ns: Mapping[Hop, int] = field(default_factory=dict)
+    """By sender's and receiver's place: what messages would take one way, at another rate."""
     token_scale: float = 1.0
     """How many times as many tokens a microbatch has."""
     recomputed: float = 0.0
@@ -167,7 +166,7 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
     own = lengths.passes.sum(axis=0) - gathered - float(before.sum())
     worked = own * source.busy_share + gathered * source.data_occupies
     bubbles = 1 - worked / (len(program.ranks) * windows)
-    of_hops = bool(source.repaired or what_if.wire_scale or what_if.wire_ns)
+    of_hops = bool(source.repaired or what_if.hops_ns)
     unsure = model.growth_spread * float(np.log(what_if.token_scale))
     spread = float(np.linalg.norm([SPREAD, source.window_spread, _HOP_SPREAD * of_hops, unsure]))
     window = float(np.median(windows))
@@ -232,7 +231,7 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> _Su
     if not (source.passes.slope or beside):
         return met
     for _ in range(_ROUNDS):
-        times = engine.run(_lengths(engine, source, what_if, drawn, met))
+        times, before = engine.run(_lengths(engine, source, what_if, drawn, met)), met
         if source.passes.slope:
             activity = shared_device.trailing_activity(times.pass_start, times.pass_end)
             met = replace(met, at_work=activity.mean(axis=1))
@@ -246,6 +245,10 @@ def _meet(engine: Engine, source: Source, what_if: WhatIf, drawn: _Draws) -> _Su
                     times.pass_start[mine], times.pass_end[mine], begun[own], times.batch_end[own]
                 )
             met = replace(met, beside=shares.mean(axis=1))
+        moved = (met.at_work - before.at_work) * source.passes.slope
+        moved += slowed_beside(beside, met.beside) - slowed_beside(beside, before.beside)
+        if np.abs(moved).max() < _AGREES:
+            break
     return met
 
 
@@ -275,17 +278,16 @@ def _lengths(
         wire[mine] = np.where(both, own.wires.both_ways, own.wires.one_way) * body
         sending[mine] = np.where(both, own.sends_both_ways * body, sent)
         drain[mine] = np.where(meets[mine], wire[mine], own.wires.drain * body)
-    for hop, scale in what_if.wire_scale.items():
-        mine = _of_hop(program, hop)
-        wire[mine], drain[mine] = wire[mine] * scale, drain[mine] * scale
-    for hop, least in what_if.wire_ns.items():
-        mine = _of_hop(program, hop)
-        # What is buffered on its way has gone before its receive begins, in an exchange as well; of
-        # unknown sizes, and where senders wait, nothing.
-        known = wires.buffers and wires.message_bytes > 0
-        buffered = BUFFERED_BYTES / wires.message_bytes if known else 0.0
-        wire[mine] = np.maximum(wire[mine], least)
-        drain[mine] = np.maximum(drain[mine], least * max(0.0, 1 - buffered))
+    # What is buffered on its way has gone before its receive begins, in an exchange as well; of
+    # unknown sizes, and where senders wait, nothing.
+    known = wires.buffers and wires.message_bytes > 0
+    left = max(0.0, 1 - BUFFERED_BYTES / wires.message_bytes) if known else 1.0
+    for hop, took in what_if.hops_ns.items():
+        # What is slower takes that long at least; what is quicker shrinks what was measured.
+        mine, scale = _of_hop(program, hop), min(1.0, took / max(wires.one_way, 1.0))
+        least = took if scale == 1 else 0
+        wire[mine] = np.maximum(wire[mine] * scale, least)
+        drain[mine] = np.maximum(drain[mine] * scale, least * left)
     return Lengths(
         passes=np.rint(worked).astype(np.int64),
         pass_gaps=np.full(len(passes), source.pass_gap_ns),
@@ -309,7 +311,7 @@ def _slow_hops(
 ) -> Iterator[tuple[Hop, SlowHop, Flags]]:
     """Yield the slow hops that nobody has set to be otherwise, and the messages of each."""
     for hop, own in source.wires.of_size(what_if.token_scale).slow.items():
-        if hop not in what_if.wire_scale and hop not in what_if.wire_ns:
+        if hop not in what_if.hops_ns:
             yield hop, own, _of_hop(program, hop)
 
 

@@ -25,19 +25,37 @@ UNITS = {"F": 1, "B": 2, "I": 1, "W": 1}
 MS_OF_A_PASS = {"F": 5, "B": 10, "I": 5, "W": 5}
 
 
-def costs_of(order, units=UNITS, unit_ns=1_000_000, **more):
-    """The same for every stage, or a list of one a stage."""
+def lengths_of(
+    program,
+    order,
+    units=UNITS,
+    *,
+    unit_ns=1_000_000,
+    one_way=0,
+    drain=None,
+    batch_gap=0,
+    pair_share=1.0,
+):
+    """Passes take the same on every stage, or a list of one a stage; a pair a share of both."""
     stages = 1 + max(action.stage for actions in order for action in actions)
     passes = {
         PassKind[kind]: np.rint(np.broadcast_to(length, stages) * np.float64(unit_ns)).astype(int)
         for kind, length in units.items()
     }
-    return GivenCosts(passes=passes, **more)
+    lengths = give_lengths(program, GivenCosts(passes=passes, one_way=one_way))
+    took = lengths.passes.copy()
+    both = np.concatenate((program.pairs, program.pairs + 1))
+    took[both] = np.rint(took[both] * pair_share)
+    drains = lengths.drain
+    if drain is not None:
+        drains = np.where(program.messages.rendezvous, lengths.wire, drain)
+    gaps = np.full(len(lengths.batch_gaps), batch_gap)
+    return replace(lengths, passes=took, drain=drains, batch_gaps=gaps)
 
 
 def run_order(order, units=UNITS, communication=Communication.LATENCY, *, rendezvous=False, **more):
     program = plan_program(order, communication, rendezvous=rendezvous)
-    return program, Engine(program).run(give_lengths(program, costs_of(order, units, **more)))
+    return program, Engine(program).run(lengths_of(program, order, units, **more))
 
 
 def timeline_of(name, ranks, microbatches, chunks=None, **how):
@@ -50,8 +68,9 @@ def run_unsteadily(
     """The program and its times; `split` are layers, of which `units` are what one takes."""
     units = {kind: np.array(split or 1) * length for kind, length in units.items()}
     program = plan_program(order, communication)
-    costs = costs_of(order, units, unit_ns=MS, one_way=wire_ns, drain=wire_ns // 2)
-    lengths = give_lengths(program, costs)
+    lengths = lengths_of(program, order, units, unit_ns=MS, one_way=wire_ns)
+    usual = np.where(program.messages.rendezvous, lengths.wire, lengths.wire // 2)
+    lengths = replace(lengths, drain=usual)
     random = np.random.default_rng(0)
     alone = lengths.passes * random.normal(1.0, noise, len(lengths.passes))
     beside = np.zeros(len(alone))

@@ -16,7 +16,7 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.hand_set import GivenCosts, give_lengths
 from debubble.simulate.lengths import hop_of
 from debubble.simulate.planned import plan_program
-from debubble.simulate.program import Times
+from debubble.simulate.program import Times, in_exchange
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import order_of
@@ -60,10 +60,13 @@ def lengths_of(case, seed, step):
             PassKind.B: np.full(stages, 16 * MS),
         },
         one_way=case.wire_ns,
-        both_ways=round(1.15 * case.wire_ns),
-        drain=case.wire_ns // 2,
     )
-    given = give_lengths(program, costs)
+    given, meets = give_lengths(program, costs), program.messages.rendezvous
+    exchanged = in_exchange(program.messages.sent, program.messages.received)
+    wire = np.where(exchanged, round(1.15 * case.wire_ns), case.wire_ns)
+    drain = np.where(meets, wire, case.wire_ns // 2)
+    sending = np.where(meets, wire, given.sending)
+    given = replace(given, wire=wire, drain=drain, sending=np.where(exchanged, wire, sending))
     hop = hop_of(program)
     noise = random.lognormal(0, case.noise, len(hop)) * hops[hop]
     late = random.random(len(hop)) < case.tails
