@@ -88,6 +88,7 @@ accuracy: $(VENV)/.dev ## recorded GPU runs predicted from each other; real pipe
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python benchmarks/serving.py
+	$(BIN)/python benchmarks/vllm.py
 	$(BIN)/python benchmarks/follow.py
 	$(BIN)/python benchmarks/skill.py
 	$(BIN)/python benchmarks/orders.py

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes import PATIENCE_S
 from support.requirements import need_package
 from support.traces.recordings import H200
 
@@ -112,7 +113,7 @@ def test_hostile_lines_are_answered_and_the_next_one_as_well():
             answers.append(json.loads(line))
             if answers[-1]["id"] == 6:
                 break
-        rest, complaint = served.communicate(timeout=60)
+        rest, complaint = served.communicate(timeout=PATIENCE_S)
     answers += [json.loads(line) for line in rest.splitlines()]
     assert served.returncode == 0
     codes = sorted(

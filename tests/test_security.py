@@ -26,7 +26,6 @@ CONNECTING = {
     "aiohttp",
 }
 MAY_CONNECT = {
-    "annexes/meter/trigger.py",
     "capture/fetch.py",
     "links/__main__.py",
 }

@@ -15,7 +15,7 @@ from typing import ClassVar
 from debubble.errors import Code, Gap, NoFit, UsageError
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
-from debubble.ledger.ledger import Ledger, job_around
+from debubble.ledger.ledger import MATTERS, Ledger, job_around
 from debubble.ledger.verdict import Bottleneck, MainCause, find_bottleneck, name_causes
 from debubble.links.hop_times import Hop, Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
@@ -54,6 +54,7 @@ from debubble.timeline.steps import numbered
 from debubble.trace.columns import RankTrace
 from debubble.trace.run import Run, RunFiles
 from debubble.trace.server_notes import ServerNotes, notes_beside
+from debubble.units import show_percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +187,33 @@ class Analysis:
         account = accounted.gaps if accounted else ()
         if self.job.steps_timed:  # then it is known how much the profiler cost
             account = tuple(gap for gap in account if gap.code is not Code.HOSTS_SLOWED)
-        return tuple(dict.fromkeys((*self.measured_warnings, *self._wiring[1], *account)))
+        gaps = (*self.measured_warnings, *self._unmet, *self._wiring[1], *account)
+        return tuple(dict.fromkeys(gaps))
+
+    @property
+    def _unmet(self) -> tuple[Gap, ...]:
+        """Bound what ranks wait where members of their collectives were not captured."""
+        bubble, missing = self.pipeline.bubble_fraction, self.run.missing_ranks
+        met = {rank.rank for rank in self.pipeline.ranks if len(rank.shared)}
+        inside = [
+            1 - own.useful_fraction - own.bubble_fraction
+            for own in self.pipeline.shares
+            if own.rank not in met
+            and own.useful_fraction is not None
+            and own.bubble_fraction is not None
+        ]
+        more = sum(inside) / max(len(self.pipeline.shares), 1)
+        if not missing or bubble is None or more < MATTERS:
+            return ()
+        return (
+            Gap(
+                code=Code.MISSING_RANKS,
+                message=f"without {numbered('rank', missing)} nobody knows who came last to "
+                f"collectives inside passes: ranks wait {show_percent(bubble)} if those are work, "
+                f"{show_percent(bubble + more)} if those are waiting",
+                hint="add the traces of all ranks",
+            ),
+        )
 
     @cached_property
     def measured_warnings(self) -> tuple[Gap, ...]:

@@ -12,12 +12,12 @@ from support.services.console import type_command
 from support.traces.recordings import DATA, H200, SHARED
 
 import debubble
+from debubble.annexes.tune.answers import answer_tune
 from debubble.annexes.tune.journal import Run
 from debubble.annexes.tune.loop import Stop, Tuning
 from debubble.annexes.tune.prospects import Prospects, Scope, Standing
 from debubble.annexes.tune.setting import Setting, Template
 from debubble.annexes.tune.trial import Bench, Kind, Outcome
-from debubble.report.answers.tune import answer_tune
 
 DEMO = DATA / "demo"
 TRUTHS = [

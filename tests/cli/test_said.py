@@ -116,7 +116,7 @@ def test_a_plan_that_gives_up_names_the_verb_that_still_prices(tmp_path):
     assert code == 0
     assert text.startswith("Repair all slow hops of rank 1, 0:1 and 2:1: +8 %")
     assert " throughput by replay, " in text
-    assert "Simulator error 9 % (limit 5 %): " in " ".join(text.split())
+    assert "Simulator error 7 % (limit 5 %): " in " ".join(text.split())
     assert f"\nnext: debubble find {run}\n" in text
     code, text = said(f"plan {run} --communication latency --html page.html --force", tmp_path)
     assert (code, (tmp_path / "page.html").is_file()) == (0, True)

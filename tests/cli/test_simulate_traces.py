@@ -89,7 +89,7 @@ def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
             "the run has forward passes alone, and this schedule trains",
         ),
         (f"{TRAINING} --chunks 2", "1f1b needs 1 chunk a rank, not 2"),
-        (f"{TRAINING} --hold batch", "--hold says something of --microbatches only"),
+        (f"{TRAINING} --hold batch", "--hold needs --microbatches"),
         (f"{TRAINING} --microbatches 0", "0 microbatches make no step"),
         (f"{TRAINING} --microbatches 99999999", "are more than can be simulated"),
         (f"{TRAINING} --schedule looped-bfs --chunks 1000000", "cannot fill 3000000 stages"),
@@ -97,12 +97,12 @@ def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
         (f"{TRAINING} --layers 4,4", "2 stages have layers, and the run has 3 stages"),
         (f"{TRAINING} --also {FORWARD}", "one of the runs trains, and the other has forward"),
         (f"{TRAINING} --also tests/data/h200/1f1b_p2_m4", "the runs have 3 and 2 ranks"),
-        (f"{TRAINING} --forward 5ms", "--forward is for simulating without traces"),
-        (f"{TRAINING} --stages 4", "--stages is for simulating without traces"),
-        ("--split 4,4", "--split is about a measured run, and no traces are given"),
-        ("--hop 1:2=3GB/s --stages 4", "--hop is about a measured run"),
+        (f"{TRAINING} --forward 5ms", "--forward is only for simulating without traces"),
+        (f"{TRAINING} --stages 4", "--stages is only for simulating without traces"),
+        ("--split 4,4", "--split needs the traces of a run"),
+        ("--hop 1:2=3GB/s --stages 4", "--hop needs the traces of a run"),
         (f"{TRAINING} --pipeline 7", "there is no pipeline 7"),
-        (f"{TRAINING} --json --timeline", "--timeline draws for people"),
+        (f"{TRAINING} --json --timeline", "--timeline and --json exclude each other"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_with_a_hint(words, complaint, tmp_path):
@@ -148,7 +148,7 @@ def test_a_slow_hop_put_right_gives_back_most_of_what_it_cost(recorded_data, tmp
     assert data["measured"]["batch_latency_s"] > 1.2 * healthy
     assert latency(data) == pytest.approx(healthy, rel=0.1)
     kept = data_of(f"{slow} --microbatches 4", tmp_path)
-    assert any(said.startswith("the hop 1:2 stays ") for said in kept["assumptions"])
+    assert any(said.startswith("hop 1:2 stays ") for said in kept["assumptions"])
 
 
 LONG, SHORT = "fwd_closed_m8", "fwd_closed_m8_t512"

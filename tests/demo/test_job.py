@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes import PATIENCE_S
 
 from debubble.timeline.schedules import format_order, order_of
 
@@ -40,7 +41,7 @@ def test_a_rank_that_ends_leaves_the_others_where_they_meet(tmp_path):
         env=os.environ | {"TMPDIR": str(tmp_path)},
         capture_output=True,
         encoding="utf-8",
-        timeout=100,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert sorted(done.stdout.splitlines()) == [f"rank {rank}: there" for rank in (1, 2, 3)]
@@ -53,13 +54,13 @@ def test_ranks_run_an_order_of_passes_from_its_file(tmp_path):
     order.write_text(format_order(order_of("zb-h1", 2, 3)), "utf-8")
     words = "--ranks 2 --split 1,1 --microbatches 3 --steps 2 --forward-ms 1 --backward-ms 2"
     job = [sys.executable, "-m", "debubble.annexes.demo.job", *words.split(), "--schedule"]
-    done = subprocess.run([*job, str(order)], capture_output=True, timeout=100, check=False)
+    done = subprocess.run([*job, str(order)], capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr
     missing = subprocess.run(
         [*job, str(tmp_path / "none.csv")],
         capture_output=True,
         encoding="utf-8",
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert missing.returncode == 2

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from support.processes import PATIENCE_S
 
 from debubble.annexes.watch.config import read_config
 from debubble.capture import session
@@ -93,7 +94,7 @@ def test_a_script_runs_and_calls_what_there_is(script, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     made = [json.loads(line) for line in calls.read_text("utf-8").splitlines()]

@@ -116,7 +116,7 @@ def test_a_lever_is_weighed_in_every_view_of_a_plan(ask, tmp_path):
     assert option["change"] == {"by_hand": "messages of half the size"}
     assert option["throughput_gain_fraction"] > 0
     assert option["apply"] == {}
-    assert "messages of half the size" in ask("plan", RUN)
+    assert "messages of half the size" in ask("plan", RUN, "--details")
     ask("plan", RUN, "--html", tmp_path / "plan.html")
     assert "messages of half the size" in (tmp_path / "plan.html").read_text("utf-8")
 
@@ -165,7 +165,7 @@ def test_a_cause_is_in_tables_sentences_pictures_and_data(ask, tmp_path):
     assert saved["saved_s"] > 0
     text = ask("find", RUN)
     assert re.search(r"^ *head +\d", text, re.MULTILINE)
-    assert "The last stage holds the head, on rank 3; a last stage like the others would" in text
+    assert "The last stage holds the head, on rank 3; a last stage like the others: saves" in text
     assert "H head" in ask("find", RUN, "--timeline")
     for option, name in (("--html", "run.html"), ("--svg", "run.svg"), ("--perfetto", "run.json")):
         ask("find", RUN, option, tmp_path / name)

@@ -35,9 +35,9 @@ def test_a_slow_device_is_named_with_both_remedies_priced(tmp_path, slow):
     named = long_stage(analysis)
     assert named.rank == slow
     assert "times those of other stages, check its device" in named.sentence
-    assert "; or move layers: split " in named.sentence
+    assert "; split " in named.sentence
     (split,) = (each for each in debubble.plan(analysis).options if each.lever == "split")
-    assert f"or move layers: {split.words}: " in named.sentence
+    assert f"; {split.words}: " in named.sentence
     assert split.change.split[slow] < 4
     # A device as fast as the others: the recording as it was.
     whole = debubble.find(recorded_run("1f1b_m8")).numbers.batch_latency_s

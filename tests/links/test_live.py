@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from support.processes import PATIENCE_S
 
 from debubble.errors import LogError, UsageError
 from debubble.links.__main__ import Round, as_rungs
@@ -170,7 +171,7 @@ def test_two_real_ranks_are_measured_on_this_machine(tmp_path):
     command = [sys.executable, "-m", "debubble", "links", "run", "--backend", "gloo"]
     command += ["--size", "20KiB", "--out", str(out)]
     command += ["--html", str(page), "--json"]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, check=True, timeout=PATIENCE_S)
     answer = json.loads(done.stdout)
     assert [(hop["from_rank"], hop["to_rank"]) for hop in answer["hops"]] == [(0, 1), (1, 0)]
     for hop in answer["hops"]:
@@ -179,5 +180,5 @@ def test_two_real_ranks_are_measured_on_this_machine(tmp_path):
         assert all(rung["n"] >= 20 for rung in hop["ladder"])
         assert hop["bytes"] == 20480
     assert page.read_text("utf-8").startswith("<!doctype html>")
-    again = subprocess.run(command, capture_output=True, check=False, timeout=120)
+    again = subprocess.run(command, capture_output=True, check=False, timeout=PATIENCE_S)
     assert again.returncode == 2

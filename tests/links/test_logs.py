@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from debubble.errors import Code, DebubbleError, LogError
-from debubble.links.hop_times import Past, find_class
-from debubble.links.logs.model import GB, CopyLog, MatrixLog, MessageLog, NcclLog
+from debubble.links.hop_times import GB, Past, find_class
+from debubble.links.logs.model import CopyLog, MatrixLog, MessageLog, NcclLog
 from debubble.links.logs.nvidia import class_of_join
 from debubble.links.logs.pairs import doubts_about, pairs_in
 from debubble.links.logs.read import looks_like_log, read_log

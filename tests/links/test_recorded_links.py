@@ -123,7 +123,7 @@ def test_slow_hops_that_cost_next_to_nothing_do_not_lead():
     )
     assert found.slow_cost_per_batch_s < 0.01 * found.batch_latency_s
     assert [one[:11] for one in found.findings[:2]] == ["Hop 16 → 0 ", "Hop 0 → 16 "]
-    assert found.findings[2].startswith("More is lost elsewhere: the device of rank 0 is slow")
+    assert found.findings[2].startswith("Larger cause: the device of rank 0 is slow")
 
 
 def test_several_slow_hops_have_a_price_together(recorded_data):

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
-
-import pytest
 from support.requirements import need_package
 
 need_package("torch")
@@ -14,10 +9,9 @@ need_package("torch")
 import torch.distributed as dist
 
 from debubble.annexes.meter import trigger
-from debubble.annexes.meter.trigger import Agreement, LocalServer, asked_by_file
+from debubble.annexes.meter.trigger import Agreement, asked_by_file
 
 STEP_S = 0.3
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Clock:
@@ -62,45 +56,3 @@ def test_a_file_asks_once(tmp_path):
     (tmp_path / trigger.REQUEST_FILE).touch()
     assert asked_by_file(tmp_path)
     assert not asked_by_file(tmp_path)
-
-
-@pytest.fixture
-def server():
-    asked = []
-    server = LocalServer(
-        0,
-        lambda: "debubble_meter_steps_total 3\n",
-        lambda: {"rank": 2},
-        lambda: asked.append(1),
-    )
-    server.asked = asked
-    yield server
-    server.close()
-
-
-def ask(server, path, **headers):
-    url = f"http://127.0.0.1:{server.port}{path}"
-    data = b"" if headers or path == "/capture" else None
-    request = urllib.request.Request(url, data=data, headers=headers)
-    with DIRECT.open(request, timeout=10) as answer:
-        return answer.read().decode()
-
-
-def test_metrics_and_the_straggler_are_answered_on_this_machine_alone(server):
-    assert server._server.server_address[0] == "127.0.0.1"
-    assert ask(server, "/metrics") == "debubble_meter_steps_total 3\n"
-    assert json.loads(ask(server, "/straggler")) == {"rank": 2}
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        ask(server, "/other")
-    assert refused.value.code == 404
-    refused.value.close()
-
-
-def test_a_capture_is_asked_for_by_a_request_that_no_web_page_can_send(server):
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        ask(server, "/capture")
-    assert refused.value.code == 403
-    refused.value.close()
-    assert server.asked == []
-    assert ask(server, "/capture", **{"X-Debubble": "capture"}) == "asked\n"
-    assert server.asked == [1]

@@ -116,4 +116,4 @@ def test_json_holds_each_option_by_its_number_and_says_what_is_assumed():
     for one in found["options"]:
         low, high = one["interval"]["throughput_gain_fraction"]
         assert low < one["throughput_gain_fraction"] < high
-    assert any("what attention adds is not in one run" in said for said in found["assumptions"])
+    assert any("attention is not measured apart" in said for said in found["assumptions"])

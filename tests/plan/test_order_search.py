@@ -84,7 +84,7 @@ def test_a_limit_that_the_run_is_over_is_kept_by_the_stages_of_ranks_that_lack_m
     assert now < latencies[0] < latencies[1]
     assert option["fits_memory"]
     assert found["verdict"].startswith("A rank exceeds its memory limit by ")
-    assert "What fits: " in found["verdict"]
+    assert "This fits: " in found["verdict"]
 
 
 def test_forward_passes_alone_have_nothing_to_be_ordered():

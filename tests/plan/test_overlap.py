@@ -66,7 +66,7 @@ def test_where_nothing_overlaps_the_slowdown_is_unknown_and_overlap_not_recommen
     assert plan.overlap.slowdown is None
     assert plan.overlap.option.throughput_gain > 0.05
     assert "overlap" not in {option.lever for option in plan.recommended}
-    assert any("nothing overlaps" in said for said in plan.overlap.option.assumptions)
+    assert any("this run has no overlap" in said for said in plan.overlap.option.assumptions)
 
 
 def test_where_messages_run_beside_compute_already_there_is_no_such_lever():

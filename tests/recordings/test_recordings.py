@@ -126,7 +126,7 @@ def test_the_first_line_of_a_plan_is_its_best_row(plan):
     elif maybe and "exceeds its memory limit" not in plan.verdict:
         assert plan.verdict.startswith(f"Try {maybe[0].words}: +")
         assert "; not sure: " in plan.verdict
-    elif plan.verdict.startswith("Nothing gains more than the noise"):
+    elif plan.verdict.startswith("No option gains more than the noise"):
         assert not [option for option in same if option.advice not in {"no", "noise"}]
     gains = [option.throughput_gain_fraction for option in same]
     assert gains == sorted(gains, reverse=True)

@@ -80,7 +80,7 @@ def test_each_kind_of_log_is_listed_under_its_file(kind):
     [table] = page.tables
     assert f"{kind}.txt" in table.title
     assert CELLS[kind] in table.rows
-    assert page.answer == "1 log read; none of them measures one hop by itself."
+    assert page.answer == "1 log read; none measures a single hop."
     assert json.loads(answer_logs([log], (), ()).to_json())["logs"][0]["file"] == f"{kind}.txt"
 
 

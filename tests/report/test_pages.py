@@ -8,15 +8,15 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 import debubble
+from debubble.annexes.probe.answers import PipelinePart as Simulated
+from debubble.annexes.probe.answers import ProbeAnswer, TimedPart, WirePart
+from debubble.annexes.probe.report import probe_page
 from debubble.plan.emitted import Emitted
 from debubble.report.answers.find import JobPart, PipelinePart, answer_find
 from debubble.report.answers.plan import SplitPart
-from debubble.report.answers.probe import PipelinePart as Simulated
-from debubble.report.answers.probe import ProbeAnswer, TimedPart, WirePart
 from debubble.report.answers.serving import ProfilerPart
 from debubble.report.find import find_page, say_framework
 from debubble.report.plan import plan_page
-from debubble.report.probe import probe_page
 
 replace = msgspec.structs.replace
 

@@ -195,3 +195,9 @@ def test_a_table_is_set_closer_before_it_gets_a_second_part():
 def test_each_reason_of_what_was_refused_is_said_once():
     table = refused_table([("a", "no layers"), ("b", "too large"), ("c", "no layers")])
     assert table.rows == [("a", "no layers"), ("c", "the same"), ("b", "too large")]
+
+
+def test_a_column_in_which_nothing_is_known_goes_but_never_the_first():
+    table = Table(columns=("–", "a", "b"), rows=[("–", "unknown", "1"), ("", "–", "")])
+    short = table.without_unknown()
+    assert (short.columns, short.rows) == (("–", "b"), [("–", "1"), ("", "")])

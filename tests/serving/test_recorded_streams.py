@@ -149,7 +149,7 @@ def test_a_stage_that_never_waits_leaves_open_how_many_are_in_flight(streams, tm
     assert most is None  # nothing says how many wait there
     assert f"with {least} or more batches in flight" in debubble.find(tmp_path).verdict
     assert not debubble.find(tmp_path).stream.batches_in_flight_sure
-    with pytest.raises(NoFit, match="no number in flight"):
+    with pytest.raises(NoFit, match="number of batches in flight is unknown"):
         part.server_model()
     # What waits for what is the same, one batch on or not; and the clock is left alone.
     known = bench.shares_within(whole, part.stream.batches.span)
@@ -183,7 +183,7 @@ def test_a_stated_number_in_flight_that_captures_contradict_is_refused(tmp_path)
     for wrong in (3, 5):  # here it shows
         with pytest.raises(UsageError, match=rf"{wrong} batches in flight cannot be: .* show 4 "):
             debubble.analyse(DATA / "u3337", in_flight=wrong)
-    with pytest.raises(NoFit, match="no number in flight") as refused:
+    with pytest.raises(NoFit, match="number of batches in flight is unknown") as refused:
         debubble.analyse(tmp_path).server_model()
     assert "--in-flight-measured" in refused.value.hint
 
@@ -311,7 +311,7 @@ def test_too_few_batches_to_show_the_way_back_price_nothing(tmp_path):
     bench.cut(DATA / "k4", [(0.0, 0.45)] * 4, tmp_path)
     part = debubble.analyse(tmp_path, in_flight=12)
     assert len(part.stream.queue) <= 12
-    with pytest.raises(NoFit, match="too few to show the way back"):
+    with pytest.raises(NoFit, match="from first to last stage: too few"):
         part.server_model()
 
 

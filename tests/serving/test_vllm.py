@@ -121,13 +121,16 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
         assert plan.as_is.tokens_out_per_s == pytest.approx(noted.tokens_out_per_s)
         return
     if name in {"pp4_few", "pp2_graph"}:
-        clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1513)
+        # Its own metrics count more than the client did: 1,690 tokens a second for 1,513.
+        clients, output, measured = (2, 58, 144) if name == "pp4_few" else (32, 72, 1690)
         assert (plan.traffic.clients, plan.traffic.output) == (clients, output)
-        assert plan.as_is.tokens_out_per_s == pytest.approx(
-            measured, rel=0.3 * plan.profiled + 0.02
-        )
+        assert not plan.profiled
+        assert plan.as_is.tokens_out_per_s == pytest.approx(measured, rel=0.02)
+        model = analysis.server_model()
+        modelled = plan.as_is.tokens_out_per_s * (1 + model.off)
+        assert modelled == pytest.approx(144 if name == "pp4_few" else 1513, rel=0.03)
         return
-    assert any("decode alone" in line for line in plan.assumptions)
+    assert any("decode only" in line for line in plan.assumptions)
     assert plan.traffic.prompts == [[0.0, 1.0]]
     rows = analysis.stream.batches.rows
     measured = analysis.pipeline.stream.batches_per_s * rows[rows > 0].mean()
@@ -179,7 +182,8 @@ def test_a_trace_that_ends_early_makes_the_answer_one_in_part(tmp_path, rank):
         kept = whole[: int(0.7 * len(whole))] if file.name.startswith(f"rank{rank}.") else whole
         (tmp_path / file.name).write_bytes(gzip.compress(kept, 1))
     verdict = debubble.find(tmp_path).verdict
-    assert verdict.startswith(f"In part, with a trace of rank {rank} that ends early: ranks wait")
+    # What is left has no kernel: the rank counts as missing.
+    assert verdict.startswith(f"In part, with no trace of rank {rank}: the other ranks wait 7")
 
 
 def test_labels_and_sizes_tell_the_same_of_an_engine(tmp_path):
@@ -260,9 +264,8 @@ def test_labels_without_tokens_tell_the_same_batches(tmp_path):
     assert older.stream.batches.phase.tolist() == newer.stream.batches.phase.tolist()
     # A prompt of 512 and seven answers may be told as eight tokens more: requests are not.
     assert older.stream.batches.padded.tolist() == newer.stream.batches.padded.tolist()
-    assert older.server_model().as_is.tokens_out_per_s == pytest.approx(
-        newer.server_model().as_is.tokens_out_per_s, rel=0.15
-    )
+    # Of captures without metrics: those of the whole one lie beside its traces.
+    assert older.server_model().as_is.tokens_out_per_s == pytest.approx(574, rel=0.02)
 
 
 def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):
@@ -272,7 +275,7 @@ def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):
     assert analysis.pipeline.stream.may_be == (2, None)
     assert "2 or more batches in flight" in debubble.find(analysis).verdict
     assert debubble.find(analysis).theory.bubble_fraction is None
-    with pytest.raises(NoFit, match="no number in flight"):
+    with pytest.raises(NoFit, match="number of batches in flight is unknown"):
         analysis.server_model()
 
 
@@ -297,6 +300,34 @@ def test_an_altered_capture_says_less_or_the_same_and_nothing_wrong(tmp_path, na
         plan = analysis.plan_server()
     except NoFit:
         return
-    # Of the whole capture without metrics it is 574 tokens/s, of its decode alone 1,111.
-    known = 1111 if plan.model.costs.prompts is None else 574
+    # Clients saw 604 tokens/s; decode alone, as some parts are, gives 1,111 under the profiler.
+    known = 1111 if plan.model.costs.prompts is None else STEADY[8, 8, 8, 8]
     assert plan.model.as_is.tokens_out_per_s == pytest.approx(known, rel=0.15)
+
+
+def test_tokens_of_a_draft_are_no_requests_and_are_not_priced(tmp_path):
+    traces = altered_captures.read(SHIPPED / "pp4_split")
+    drafts = altered_captures.relabelled(
+        lambda label: f"execute_context_0(0)_generation_{label[3]}({3 * int(label[4])})"
+    )
+    altered_captures.write(altered_captures.each(drafts)(traces), tmp_path)
+    drafted, plain = debubble.analyse(tmp_path), debubble.analyse(SHIPPED / "pp4_split")
+    assert drafted.stream.batches.rows.tolist() == plain.stream.batches.rows.tolist()
+    assert drafted.stream.batches.tokens.tolist() == (3 * plain.stream.batches.tokens).tolist()
+    assert drafted.stream.spent == plain.stream.spent  # a draft is part of its stage
+    assert debubble.find(drafted).named[0].stage == 3
+    with pytest.raises(NoFit, match="how many are accepted no trace tells"):
+        drafted.plan_server()
+
+
+def test_a_server_of_prompts_alone_is_told_as_that(tmp_path):
+    """Of a disaggregated server: here decode is labelled as prompts."""
+    traces = altered_captures.read(SHIPPED / "pp4_split")
+    prompts = altered_captures.relabelled(
+        lambda label: f"execute_context_{label[3]}({label[4]})_generation_0(0)"
+    )
+    altered_captures.write(altered_captures.each(prompts)(traces), tmp_path)
+    analysis = debubble.analyse(tmp_path)
+    assert {part.phase for part in analysis.phases} == {"prefill"}
+    with pytest.raises(NoFit, match="a server of prompts alone is not priced"):
+        analysis.plan_server()

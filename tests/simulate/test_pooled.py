@@ -76,7 +76,7 @@ def test_tokens_that_are_stated_must_agree_with_the_messages(run):
 def test_without_sizes_of_messages_tokens_must_be_stated(run):
     nameless = replace(run, wires=replace(run.wires, message_bytes=-1))
     assert pool_sources(run, with_passes(nameless, 1.8), stated_ratio=2.0).token_ratio == 2.0
-    with pytest.raises(UsageError, match="do not tell how many tokens"):
+    with pytest.raises(UsageError, match="the tokens of the two runs are unknown"):
         pool_sources(run, nameless)
 
 

@@ -18,7 +18,7 @@ import pytest
 VARIABLE = "DEBUBBLE_TESTS_MUST_RUN"
 _REASON = re.compile(r"is not installed: (?:(pip) install |apt-get install (\S+))")
 # Programs by the package of Debian that holds them, where that has another name.
-_PACKAGES = {"promtool": "prometheus", "cc": "gcc", "ip": "iproute2", "tc": "iproute2"}
+_PACKAGES = {"promtool": "prometheus", "cc": "gcc"}
 
 
 def need_package(name: str) -> ModuleType:

@@ -21,13 +21,9 @@ NOW = ("split=3,3,3,7", "microbatches=4")
 PLACEHOLDERS = ("--split", "{split}", "--microbatches", "{microbatches}")
 
 
-# What the job may be told that only a process can do.
-NEEDS_A_PROCESS = {"hang", "--seconds"}
-
-
 def play_here(words, environment, **rest):
     """Run the job in this process, where that will do: starting Python takes longer than it."""
-    if words[: len(JOB)] != JOB or NEEDS_A_PROCESS & set(words):
+    if words[: len(JOB)] != JOB or "--seconds" in words:
         return run_guarded(words, environment, **rest)
     began, code = time.monotonic(), 0
     with rest["log"].open("w") as output, contextlib.redirect_stderr(output):
@@ -35,6 +31,8 @@ def play_here(words, environment, **rest):
             simulated_job.main(words[len(JOB) :], environment)
         except SystemExit as end:
             code = end.code or 0
+        except simulated_job.Hangs:
+            return ProcessEnd(code=None, seconds=rest["timeout_s"])
         except Exception:  # noqa: BLE001 (as a process does that ends with it)
             traceback.print_exc()
             code = 1

@@ -183,3 +183,16 @@ def test_where_traces_tell_no_time_the_newest_is_the_one_written_last(tmp_path):
         file.write_text('{"traceEvents": []}')
         os.utime(file, (written, written))
     assert find_run([str(tmp_path)]).capture.name == "a_newer"
+
+
+def test_sglang_names_the_rank_of_each_axis(tmp_path):
+    """As its source writes them; not seen on a recording. The world's rank is in the trace."""
+    for stage in ("EXTEND", "DECODE"):
+        for rank in range(4):
+            file = f"1780800270.5-TP-{rank % 2}-PP-{rank // 2}-{stage}.trace.json"
+            put(tmp_path, file, rank, world=4)
+    found = find_run([str(tmp_path)])
+    assert sorted(len(capture.files) for capture in found.captures) == [4, 4]
+    run = read_run(found)
+    assert [trace.rank for trace in run.ranks] == [0, 1, 2, 3]
+    assert run.missing_ranks == ()

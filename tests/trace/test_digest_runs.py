@@ -193,7 +193,7 @@ def test_a_rank_that_only_the_folder_tells_is_told_of_the_digest_too(tmp_path, m
         folder = tmp_path / f"rank_{rank}"
         write(folder / "trace.json", document([kernel()], rank=None))
         monkeypatch.chdir(folder)
-        with pytest.raises(RunNotFound, match="no rank"):
+        with pytest.raises(RunNotFound, match="rank unknown"):
             read("trace.json", digests=BESIDE)
     for trace in tmp_path.rglob("*.json"):
         trace.unlink()

@@ -68,7 +68,7 @@ def test_no_bubble_is_told_of_a_device_that_is_not_read(tmp_path):
     assert "nothing missing or broken" not in answer.text
     assert "%" not in answer.text
     answer = type_command("debubble find .", tmp_path)
-    assert "what these devices did is not read" in answer.text
+    assert "events of these devices are not read" in answer.text
 
 
 @pytest.mark.parametrize("category", ["Operator", "cpu_op"])

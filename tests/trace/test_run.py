@@ -124,7 +124,7 @@ def test_a_file_given_by_name_that_is_no_trace_is_an_error(tmp_path):
 
 def test_a_file_without_a_rank_is_an_error_unless_the_rank_is_given(tmp_path):
     path = write(tmp_path / "trace.json", document([kernel()], rank=None))
-    with pytest.raises(RunNotFound, match="no rank") as caught:
+    with pytest.raises(RunNotFound, match="rank unknown") as caught:
         read(path)
     assert "rank<N>.json.gz" in caught.value.hint
     assert [trace.rank for trace in read(path, rank=5).ranks] == [5]
@@ -191,7 +191,7 @@ def test_public_runs_say_the_right_thing(files, rank, missing, expected):
 @pytest.mark.usefixtures("public_data")
 @pytest.mark.parametrize("name", ["distributed_info_unavailable", "rank_unavailable", "amd_trace"])
 def test_public_files_without_a_rank_say_so(name):
-    with pytest.raises(RunNotFound, match="no rank"):
+    with pytest.raises(RunNotFound, match="rank unknown"):
         read(PUBLIC / "hta" / f"*{name}*")
 
 

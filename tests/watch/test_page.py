@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from support.processes import PATIENCE_S
 from support.requirements import need_program
 from support.services.watch_service import shown_pipeline
 
-from debubble.report.watch_page import capture_page, status_page
+from debubble.annexes.watch.page import capture_page, status_page
 
 EVIL = "<script>alert(1)</script>'\">"
 
@@ -80,7 +81,7 @@ def test_the_page_works_in_a_browser(tmp_path):
         shown = subprocess.run(
             [browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
              f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", watch.url],
-            capture_output=True, text=True, check=True, timeout=120,
+            capture_output=True, text=True, check=True, timeout=PATIENCE_S,
         )  # fmt: skip
     assert "Not known yet: learning: 1 of 40 captures." in shown.stdout
     assert shown.stdout.count("<svg") >= 3

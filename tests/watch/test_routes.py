@@ -14,6 +14,7 @@ from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.judge import Judge
 from debubble.annexes.watch.metrics import Counts
 from debubble.annexes.watch.routes import Request, Routes
+from debubble.annexes.watch.supervise import Patience
 from debubble.measure.store import Store
 
 
@@ -28,7 +29,8 @@ def routes_of(store, tmp_path):
     journal = Journal(store)
     one = Source(name="train", folder=str(tmp_path))
     config = Config(lock=tmp_path / "lock", sources=(one,))
-    return Routes(config, journal, Judge(journal=journal, settings=Drift()), Counts())
+    judge = Judge(journal=journal, settings=Drift())
+    return Routes(config, journal, judge, Counts(), Patience(store_check_s=0.0))
 
 
 def ask(routes, target="/readyz", method="GET", **headers):
@@ -63,7 +65,6 @@ def test_a_store_that_is_full_is_not_ready_until_it_is_not(store, tmp_path, monk
 
     fill_up(store)
     monkeypatch.setattr(Journal, "check_writable", write_much)
-    monkeypatch.setattr("debubble.annexes.watch.routes._STORE_CHECK_S", 0.0)
     routes.check_store()
     answer = ask(routes)
     assert (answer.status, b"cannot be written" in answer.body) == (503, True)

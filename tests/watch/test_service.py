@@ -210,7 +210,7 @@ def is_claimed(engine):
     """Read beside the store, whose transactions wait for SQLite's lock: a frozen one holds it."""
     table = tables.captures
     with engine.connect() as connection:
-        found = connection.execute(sa.select(table.c.id).where(table.c.state == "claimed"))
+        found = connection.execute(sa.select(table.c.number).where(table.c.state == "claimed"))
         return found.first() is not None
 
 

@@ -161,7 +161,7 @@ def test_a_stop_ends_an_analysis_that_takes_long_and_the_next_service_begins_it_
     """Workers are frozen: their analysis would take for ever."""
     config = write_config(tmp_path)
     place_capture(tmp_path, "first")
-    with Watching(config, _GRACE_S=0.5) as watch:
+    with Watching(config, grace_s=0.5) as watch:
         for pid in wait_until(lambda: workers_of(watch.process.pid)):
             os.kill(pid, signal.SIGSTOP)
         assert watch.stop() == 0

@@ -35,8 +35,6 @@ _CONNECT_S = 5
 # A worker that died is back in some seconds where its nanny starts it again.
 _WITHOUT_WORKERS_S = 60.0
 _TALKATIVE = ("distributed", "tornado")
-# Names enough to know where to look.
-_WORKERS_SHOWN = 3
 
 # How often somebody looks whether the workers are still there.
 _LOOK_S = 1.0
@@ -252,8 +250,8 @@ def _absolute(file: str) -> str:
 
 
 def _name(workers: Sequence[str]) -> str:
-    shown = ", ".join(workers[:_WORKERS_SHOWN])
-    more = ", …" if len(workers) > _WORKERS_SHOWN else ""
+    shown = ", ".join(workers[:3])
+    more = ", …" if len(workers) > 3 else ""
     return f"{counted(len(workers), 'worker')} ({shown}{more})"
 
 

@@ -19,6 +19,7 @@ from debubble.annexes.demo.workload import (
     Workload,
     job_words,
 )
+from debubble.annexes.tune.report import demo_json, demo_page
 from debubble.annexes.tune.run import (
     Bench,
     Improvement,
@@ -38,7 +39,6 @@ from debubble.cli.options import (
     question_option,
 )
 from debubble.errors import MissingExtra, UsageError
-from debubble.report.tune import demo_json, demo_page
 
 # Nobody looks on for longer.
 WITHIN_S = 55.0

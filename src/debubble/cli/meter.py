@@ -60,11 +60,6 @@ from debubble.units import parse_period
     metavar="PERIOD",
     help="Shortest time between two captures.",
 )
-@output_option(
-    "--port",
-    type=int,
-    help="Port on 127.0.0.1 for metrics and requests; rank N of a host uses this + N.",
-)
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
@@ -75,7 +70,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     no_on_drift: bool,
     captures: int,
     every_s: float,
-    port: int | None,
     manners: Manners,
 ) -> None:
     """Run COMMAND with a meter on all its ranks; COMMAND is unchanged."""
@@ -88,7 +82,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         on_drift=not no_on_drift,
         captures=captures,
         every_s=every_s,
-        port=port,
     )
     environment = environment_for(settings, os.environ)
     prepare_out(out)

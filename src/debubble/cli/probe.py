@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from debubble.annexes.probe.answers import answer_probe
 from debubble.annexes.probe.pipeline import (
     SCHEMA,
     Pipelines,
@@ -24,6 +25,7 @@ from debubble.annexes.probe.pipeline import (
     wire_of,
     wire_of_messages,
 )
+from debubble.annexes.probe.report import probe_page
 from debubble.cli.options import (
     Manners,
     Verb,
@@ -40,9 +42,7 @@ from debubble.cli.options import (
 )
 from debubble.errors import MissingExtra, UsageError
 from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
-from debubble.report.answers.probe import answer_probe
 from debubble.report.op_table import write_table
-from debubble.report.probe import probe_page
 from debubble.units import parse_duration, parse_rate, write_file
 
 # What a hop test sends at most where no layer tells what it hands on.

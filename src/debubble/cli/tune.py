@@ -9,6 +9,13 @@ from pathlib import Path
 
 import click
 
+from debubble.annexes.tune.answers import answer_dry_run, answer_tune
+from debubble.annexes.tune.report import (
+    dry_page,
+    say_end,
+    say_start,
+    tune_page,
+)
 from debubble.annexes.tune.run import Budget, Scope, Server, begin_anew, read_request
 from debubble.capture.server import KINDS
 from debubble.capture.settings import PROFILED_STEPS, WAIT_STEPS
@@ -32,13 +39,6 @@ from debubble.cli.options import (
 from debubble.cli.planning import hold_option, max_microbatches_option
 from debubble.errors import UsageError
 from debubble.measure.compare import DEFAULT_THRESHOLD
-from debubble.report.answers.tune import answer_dry_run, answer_tune
-from debubble.report.tune import (
-    dry_page,
-    say_end,
-    say_start,
-    tune_page,
-)
 from debubble.timeline.schedules import SCHEDULES
 from debubble.units import NS_PER_S, parse_duration, parse_share
 

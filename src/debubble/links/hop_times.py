@@ -596,12 +596,12 @@ class LinkClass:
     """What large messages of a healthy one reach."""
 
 
-_GB = 1e9
+GB = 1e9
 # Line rates from the standards. What healthy ones reach: NCCL's own model of NVLink (20.0, 20.6 and
 # 40.1 GB/s a link); acceptance limits that operators of such machines publish for PCIe and
 # InfiniBand; for Ethernet and sockets, nine tenths of the line. In GB/s: the line, what is reached.
 CLASSES = {
-    name: LinkClass(name=name, words=words, line_bytes_per_s=line * _GB, bytes_per_s=reached * _GB)
+    name: LinkClass(name=name, words=words, line_bytes_per_s=line * GB, bytes_per_s=reached * GB)
     for name, words, line, reached in (
         ("nvlink3", "NVLink 3, 12 links (A100)", 300, 230),
         ("nvlink4", "NVLink 4, 18 links (H100, H200)", 450, 335),
@@ -706,7 +706,7 @@ def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) ->
 
 # Of a slow hop the messages are slow from this share on, counted from the quickest: tails make no
 # slow hop.
-_NEARLY_ALL = 0.25
+NEARLY_ALL = 0.25
 # Where bad moments of other hops hide it, what a message takes with the wire to itself tells a slow
 # hop, if most of its messages take longer, too. No healthy hop of 52 recorded runs shows both: at
 # most 2.1 with 0.7, and 1.5 with 1.4.
@@ -901,7 +901,7 @@ def _by_peers(own: _Ratios, other_way: _Ratios | None, alone: float) -> Judgemen
 
 def _slow(ratios: F64) -> bool:
     """Nearly all have to be slow; where they are few, all of them."""
-    share = _NEARLY_ALL if len(ratios) >= FEWEST else 0.0
+    share = NEARLY_ALL if len(ratios) >= FEWEST else 0.0
     return len(ratios) > 0 and bool(np.quantile(ratios, share) > SLOW)
 
 

@@ -55,6 +55,7 @@ _SEVERAL, _SLOWER = 2, 0.02
 _MOST_FINDINGS = 5
 # A cause that takes less of every rank shares a row with others.
 _SMALL = 0.02
+_NOTHING = 0.0005
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 # As many ranks as fit beside each other on a terminal.
@@ -80,8 +81,9 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
         named = [named for named in answer.named if named.cause not in joint]
         page.findings = _findings(answer, named)[:_MOST_FINDINGS]
         page.tables = causes or [_stage_table(answer.stages)]
-        more = "; more: --details" if next_command else ""
-        page.notes = [f"{_say_run(answer)}; times: {answer.basis}{more}"]
+        ran, times = _say_run(answer), _say_job(answer)
+        page.notes = [ran, times] if ";" in times else [f"{ran}; {times}"]
+        page.notes[-1] += "; more: --details" if next_command else ""
         return page
     notes = [
         say_framework(answer),
@@ -173,10 +175,9 @@ def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
     small = []
     for cause, share in account.shares.items():
         most = max(rank.shares[cause] for rank in account.ranks)
-        if most < _SMALL and cause != Cause.UNEXPLAINED:
-            small += [cause] if share else []
-            continue
-        if not account.causes[cause]:
+        # What is unexplained is folded into nothing, but 0.0 % says nothing either.
+        if most < (_NOTHING if cause == Cause.UNEXPLAINED else _SMALL):
+            small += [cause] if share and cause != Cause.UNEXPLAINED else []
             continue
         culprit = next((each for each in account.culprits if each.cause == cause), None)
         fixed = saved.get(cause, 0.0)
@@ -197,7 +198,7 @@ def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
             "",
             "",
         )
-    return table
+    return table.without_unknown()
 
 
 def _say_waited_for(culprit: WaitedFor) -> str:
@@ -315,7 +316,7 @@ def _pipeline_table(answer: FindAnswer) -> Table:
             show_range([line.batch_latency_s for line in lines], show_seconds),
             show_largest([line.peak_memory_bytes for line in lines], show_bytes),
         )
-    return table
+    return table.without_unknown()
 
 
 def _show_ranks(line: PipelinePart) -> str:
@@ -350,7 +351,7 @@ def _stage_table(stages: Sequence[StagePart]) -> Table:
             f"± {show_seconds(max(took.mad_s for took in passes))}",
             show_range([took.n for took in passes], show_count),
         )
-    return table
+    return table.without_unknown()
 
 
 def _layers_shown(alike: Sequence[StagePart]) -> str:
@@ -399,7 +400,7 @@ def _hop_table(hops: Sequence[HopPart]) -> Table:
             show_range([hop.buffered_fraction for hop in alike], show_share),
             show_range([hop.n for hop in alike], show_count),
         )
-    return table
+    return table.without_unknown()
 
 
 def say_framework(answer: FindAnswer) -> str:

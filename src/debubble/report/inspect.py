@@ -90,7 +90,7 @@ def rank_table(ranks: Sequence[RankSummary]) -> Table:
             "" if name else show_ranks(rank.peers) or UNKNOWN,
             show_range([rank.peak_memory_bytes for rank in alike], show_bytes),
         )
-    return table
+    return table.without_unknown()
 
 
 def _without_vendor(device: str) -> str:

@@ -46,7 +46,6 @@ def links_page(answer: LinksAnswer, next_command: str = "") -> Page:
 def _table(hops: Sequence[LinkPart]) -> Table:
     columns = "hop|size|one message|rate|both ways|wait|buffered|class|verdict|costs"
     table = Table(columns=tuple(columns.split("|")))
-    place_of_class = table.columns.index("class")
     for name, alike in fold(
         hops,
         2 * FEW,
@@ -67,11 +66,7 @@ def _table(hops: Sequence[LinkPart]) -> Table:
             " or ".join(sorted({str(hop.verdict) for hop in alike})),
             "" if name else UNKNOWN if cost is None else show_seconds(max(cost, 0)),
         )
-    if all(hop.class_ is None for hop in hops):  # nobody said what they are made of
-        table.columns, *table.rows = (
-            row[:place_of_class] + row[place_of_class + 1 :] for row in (table.columns, *table.rows)
-        )
-    return table
+    return table.without_unknown()
 
 
 def _show_class(hop: LinkPart) -> str:

@@ -11,7 +11,6 @@ from debubble.report.answers.plan import OptionPart, PlanAnswer
 from debubble.report.answers.server_plan import ServerOptionPart, ServerPlanAnswer
 from debubble.report.text import FEW, Page, Table, refused_table
 from debubble.units import (
-    UNKNOWN,
     counted,
     show_between,
     show_bytes,
@@ -112,7 +111,7 @@ def _best_table(answer: PlanAnswer) -> Table:
     table.add(*_unchanged_cells(answer), *worth_cells(rates, None))
     for option in _shown_first(answer):
         table.add(*_option_cells(option, mark=True), *worth_cells(rates, option.worth))
-    return table
+    return table.without_unknown()
 
 
 def _option_tables(answer: PlanAnswer) -> Iterator[Table]:
@@ -306,12 +305,4 @@ def _server_table(answer: ServerPlanAnswer, options: Sequence[ServerOptionPart])
             option.verdict,
             *worth_cells(answer.rates, option.worth),
         )
-    known = [
-        index
-        for index, _ in enumerate(table.columns)
-        if any(row[index] not in {"", UNKNOWN} for row in table.rows)
-    ]
-    table.columns, *table.rows = (
-        tuple(row[index] for index in known) for row in (table.columns, *table.rows)
-    )
-    return table
+    return table.without_unknown()

@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from debubble.units import printable, show_bytes, show_range
+from debubble.units import UNKNOWN, printable, show_bytes, show_range
 
 if TYPE_CHECKING:
     from debubble.errors import Gap
@@ -126,8 +126,8 @@ _LAYOUTS = ((3, 12), (2, 12), (2, 0))
 _LINES, _TALL_SHARE = 2, 0.1
 # A name breaks between words, but `10 → 11` is one.
 _BETWEEN_WORDS = re.compile(r"(?<!→)\s+(?!→)")
-# In a sentence a figure and its unit stay on one line, and so does `1 → 2`.
-_TOGETHER = re.compile(r"(?<=\d) (?=[a-zA-Z%])|(?<=→) | (?=→)")
+# In a sentence a figure and its unit stay on one line, and so do `1 → 2` and `rank 2`.
+_TOGETHER = re.compile(r"(?<=\d) (?=[a-zA-Z%])|(?<=→) | (?=→)|(?<=rank) (?=\d)|(?<=stage) (?=\d)")
 # Warnings with one code that are printed one by one.
 _ALIKE_SHOWN = 4
 
@@ -145,6 +145,18 @@ class Table:
     def add(self, *cells: str) -> None:
         """Put a row below the others."""
         self.rows.append(cells)
+
+    def without_unknown(self) -> Table:
+        """Return the table without columns in which nothing is known."""
+        known = [
+            index
+            for index in range(len(self.columns))
+            if not index or any(row[index] not in {"", UNKNOWN, "unknown"} for row in self.rows)
+        ]
+        columns, *rows = (
+            tuple(row[index] for index in known) for row in (self.columns, *self.rows)
+        )
+        return Table(columns=columns, rows=rows, title=self.title, spare=self.spare)
 
 
 def refused_table(refused: Iterable[tuple[str, str]]) -> Table:

@@ -96,10 +96,10 @@ class StreamAccount:
         return (
             Gap(
                 code=Code.REPLAY_MISSES,
-                message="the replay of the batches as they are misses them by "
-                f"{show_percent(abs(self.replay_error))}: the captures lack some of what ran, or "
-                "what held batches up, and nothing is said of what a repair would save",
-                hint="capture all ranks at once, without a pause; shares of causes are measured",
+                message=f"replay error {show_percent(abs(self.replay_error))} (limit "
+                f"{show_percent(MOST_OFF)}): no savings are predicted",
+                hint="capture all ranks at once, without a pause; the shares of causes are measured"
+                " and remain valid",
             ),
         )
 

@@ -15,7 +15,6 @@ its slot has left. docs/explanation/how-streams-are-accounted.md tells why each 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +32,6 @@ from debubble.timeline.model import (
     rows_by_hop,
 )
 from debubble.timeline.turns import Phase
-from debubble.timeline.work import Work, find_work
 from debubble.trace.columns import Operation, RankTrace
 
 UNSEEN = -1
@@ -41,16 +39,10 @@ UNSEEN = -1
 
 # Prompts are cut in chunks of hundreds of tokens, an answer goes on by one a request.
 _APART = 2.5
-# A batch that launches so many times what decode does has more than decode in it.
-_LAUNCHES_MORE = 1.3
 # Without a second size to tell from: no server decodes so many requests in one small batch.
 _MOST_DECODED = 256
-# Kernels that are chosen by the size of a matrix say nothing of what is computed.
-_BY_SIZE = re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|memcpy|memset", re.IGNORECASE)
 # No server puts so many tokens in one batch.
 _MOST_TOKENS = 2**20
-# A batch without this share of what every decode launches holds no decode.
-_MISSES_DECODE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +122,12 @@ class Batches(Columns):
         rows = self.rows[self.rows > 0]
         each = float(rows.mean()) if len(rows) else 1.0
         return sum(self.round) or max(1, round(each * (self.groups or 1)))
+
+    @property
+    def drafted(self) -> bool:
+        """Whether requests have several tokens in a batch: a draft that it checks."""
+        decodes = (self.phase == Phase.DECODE) & (self.rows > 0)
+        return bool((self.tokens[decodes] > self.rows[decodes]).any())
 
     @property
     def starved(self) -> bool:
@@ -228,8 +226,7 @@ def find_batches(
     told, shaped = _read_labels(ranks, keys[1]), _tokens(mine, size)
     labelled = bool((told["phase"] != Phase.UNKNOWN).any())
     if not labelled:
-        launches, alike = _launches(mine, ranks, issued, end)
-        phase = _phases(size if shaped is None else shaped, launches, alike)
+        phase = _phases(size if shaped is None else shaped)
         told["phase"] = _as_their_like(phase, busy)
     decodes = told["phase"] == Phase.DECODE
     if not (told["tokens"] > 0).any():  # labels without tokens, or none: what decodes has one each
@@ -333,45 +330,15 @@ def _tokens(traces: Sequence[RankTrace], size: I64) -> I64 | None:
     return None
 
 
-def pass_rows(work: Work, offset_ns: int, issued: int, end: int) -> I64:
-    """Return the rows of the work that a pass is made of, in the order of launch."""
-    first = int(np.searchsorted(work.issued_ns, issued - offset_ns))
-    last = int(np.searchsorted(work.issued_ns, end - offset_ns, side="right"))
-    rows = np.arange(first, last)
-    return rows[work.end_ns[rows] <= end - offset_ns]
-
-
-def _launches(
-    traces: Sequence[RankTrace], ranks: Sequence[RankTimeline], issued: I64, end: I64
-) -> tuple[I64, list[frozenset[int]]]:
-    """Return how often a middle stage launches for each batch, and which kernels, by their number.
-
-    No embedding and no head are in it. Nothing where there are no kernels.
-    """
-    launches, kernels = np.full(len(issued), -1, dtype=np.int64), [frozenset[int]()] * len(issued)
-    place = len(ranks) // 2
-    if not traces or not len(traces[place].kernels):
-        return launches, kernels
-    trace, offset = traces[place], ranks[place].clock_offset_ns
-    work = find_work(trace)
-    telling = ~np.array([bool(_BY_SIZE.search(name)) for name in trace.names] or [True])
-    for batch in np.flatnonzero(issued[:, place] != UNSEEN).tolist():
-        rows = pass_rows(work, offset, int(issued[batch, place]), int(end[batch, place]))
-        launches[batch] = len(rows)
-        names = work.name[rows]
-        kernels[batch] = frozenset(names[telling[names]].tolist())
-    return launches, kernels
-
-
-def _phases(size: I64, launches: I64, kernels: Sequence[frozenset[int]]) -> I64:
-    """Tell decode from prefill by size, what launches more beside it, and what launches no decode.
+def _phases(size: I64) -> I64:
+    """Tell decode from batches with prompts by size.
 
     Sizes fall apart where chunks of prompts run beside answers that go on by a token:
 
         8 8 8 8        519 519        a factor of 65 between them
     """
     known = size > 0
-    phase = np.zeros(len(size), dtype=np.int64)
+    phase = np.full(len(size), Phase.UNKNOWN, dtype=np.int64)
     if not known.any():
         return phase
     sizes = np.unique(size[known])
@@ -380,16 +347,8 @@ def _phases(size: I64, launches: I64, kernels: Sequence[frozenset[int]]) -> I64:
         decodes = known & (size <= sizes[int(factors.argmax())])
     else:
         decodes = known & (sizes[-1] <= _MOST_DECODED)
-    usual = np.median(launches[decodes]) if decodes.any() else 0
-    decodes &= ~(launches > _LAUNCHES_MORE * usual) | (usual <= 0)
-    phase[known] = Phase.MIXED
+    phase[known] = Phase.MIXED if decodes.any() else Phase.PREFILL
     phase[decodes] = Phase.DECODE
-    of_decodes = [kernels[batch] for batch in np.flatnonzero(decodes).tolist() if kernels[batch]]
-    always = frozenset.intersection(*of_decodes) if of_decodes else frozenset()
-    for batch in np.flatnonzero(known & ~decodes).tolist():
-        missing = len(always - kernels[batch]) / len(always) if always and kernels[batch] else 0.0
-        if not decodes.any() or missing > _MISSES_DECODE:
-            phase[batch] = Phase.PREFILL
     return phase
 
 

@@ -21,8 +21,9 @@ from statistics import median
 
 import numpy as np
 
-from debubble.serving.batches import UNSEEN, Batches, pass_rows
+from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue
+from debubble.timeline.bubble import FEWEST_BATCHES
 from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
 from debubble.timeline.turns import Phase
 from debubble.timeline.work import Work, find_synchronisations, find_work
@@ -34,12 +35,6 @@ _QUEUED_NS = 15_000
 _ATTENTION = re.compile(r"sdpa|flash|fmha|attention|mha|softmax", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _MATRIX = re.compile(r"gemm|nvjet|cutlass|xmma|bmm", re.IGNORECASE)
-# Passes of one phase differ by this much at most; what is beyond is the profiler's.
-_MOST_SPREAD = (0.5, 2.0)
-# Batches of one size differ by a few tokens, which tell nothing of what a token takes.
-_TWICE = 2
-# A turn of a host that so many batches show is what it takes.
-_FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +136,7 @@ def measure_costs(
     """Fit what a batch takes; None where no batch of known size decodes."""
     by_rank = {trace.rank: trace for trace in traces}
     mine = [by_rank[rank.rank] for rank in batches.ranks if rank.rank in by_rank]
-    with_prompts = (batches.phase == Phase.MIXED) | (batches.phase == Phase.PREFILL)
+    with_prompts = batches.with_prompts
     decode = _phase_costs(batches, mine, batches.phase == Phase.DECODE)
     if decode is None:
         return None
@@ -223,7 +218,7 @@ def _turns(
 
     # Hosts that hand shapes over ask for a message when the host before has done so: only those
     # that are late in most batches take so long themselves.
-    enough = max(_FEW, len(now) // 2) if batches.turn_known else _FEW
+    enough = max(FEWEST_BATCHES, len(now) // 2) if batches.turn_known else FEWEST_BATCHES
 
     def middle(stages: Sequence[int], prompts: bool) -> float | None:
         mine = [one for at, phase, one in shown if at in stages and phase == prompts]
@@ -242,12 +237,15 @@ def _turns(
 
 
 def _spread(batches: Batches, mine: Flags) -> tuple[float, ...]:
-    """Return passes of a phase over what its stage mostly takes, in no order."""
-    length = batches.length()[mine & batches.inside].astype(np.float64)
+    """Return passes of a phase over what its stage mostly takes for their size, in no order."""
+    mine &= batches.inside & (batches.tokens > 0)
+    length, tokens = batches.length()[mine], batches.tokens[mine]
     if not len(length):
         return (1.0,)
-    ratios = (length / np.maximum(np.median(length, axis=0), 1.0)).ravel()
-    return tuple(np.random.default_rng(0).permutation(np.clip(ratios, *_MOST_SPREAD)).tolist())
+    slopes = np.array([_slope(tokens, taken) for taken in length.T])
+    of_size = tokens[:, None] * slopes
+    usual = np.maximum(np.median(length - of_size, axis=0) + of_size, 1.0)
+    return tuple(np.random.default_rng(0).permutation((length / usual).ravel()).tolist())
 
 
 def _phase_costs(
@@ -279,8 +277,11 @@ def _phase_costs(
 
 
 def _slope(tokens: I64, device_ns: I64) -> float:
-    """Return what a token more takes, by least squares; nothing where no batch is twice another."""
-    if not len(tokens) or tokens.max() < _TWICE * max(int(tokens.min()), 1):
+    """Return what a token more takes, by least squares; nothing where no batch is twice another.
+
+    Batches of one size differ by a few tokens, which tell nothing.
+    """
+    if not len(tokens) or tokens.max() < 2 * max(int(tokens.min()), 1):
         return 0.0
     apart = tokens - tokens.mean()
     square = float((apart * apart).sum())
@@ -292,7 +293,9 @@ def _read_program(
 ) -> tuple[PassProgram, float]:
     """Read the launches, waits and kernels of a pass; and what of it is attention's."""
     work, calls = find_work(trace), find_synchronisations(trace)
-    rows = pass_rows(work, rank.clock_offset_ns, begin, end)
+    begin, end = begin - rank.clock_offset_ns, end - rank.clock_offset_ns
+    launched = (work.issued_ns >= begin) & (work.issued_ns <= end)
+    rows = np.flatnonzero(launched & (work.end_ns <= end))
     issued = work.issued_ns[rows]
     kernels = work.end_ns[rows] - work.start_ns[rows]
     last = int(issued.max())
@@ -341,7 +344,7 @@ def _read_reflexes(work: Work, calls: Synchronisations) -> Reflexes:
     wakes = (calls.end_ns - ends[last])[kept]
 
     def middle(found: I64, otherwise: float) -> float:
-        return float(np.median(found)) if len(found) >= _FEW else otherwise
+        return float(np.median(found)) if len(found) >= FEWEST_BATCHES else otherwise
 
     return Reflexes(
         gap_ns=middle(gaps, usual.gap_ns),

@@ -90,6 +90,16 @@ def model_server(
     `around` is what it did around the capture, unprofiled, by its own metrics.
     """
     batches, queue = account.batches, _queue_of(account)
+    if batches.drafted:
+        raise NoFit(
+            "batches check drafts of several tokens: how many are accepted no trace tells",
+            hint="what the batches wait for, `find` says; a draft is part of its stage there",
+        )
+    if batches.with_prompts.all():
+        raise NoFit(
+            "every captured batch holds prompts: a server of prompts alone is not priced",
+            hint="what its stages wait for, `find` says; one that also decodes: capture longer",
+        )
     costs = measure_costs(batches, queue, traces, layers)
     if costs is None:
         raise NoFit(
@@ -232,8 +242,7 @@ def _traffic(batches: Batches, costs: Costs, setting: Setting, around: Span | No
             clients=clients, prompts=((max(1, round(prompt)), 1.0),), output=max(2, round(answer))
         )
     # Each request has one batch with its prompt among those that answer it.
-    mixed = float(((batches.phase == Phase.MIXED) | (batches.phase == Phase.PREFILL)).mean())
-    output = max(2, round(clients / setting.in_flight / mixed))
+    output = max(2, round(clients / setting.in_flight / float(batches.with_prompts.mean())))
     return Traffic(clients=clients, prompts=((setting.chunk, 1.0),), output=output)
 
 

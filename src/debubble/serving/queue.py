@@ -24,7 +24,6 @@ from debubble.timeline.model import I64, Flags
 
 # A host that could have gone on earlier shows what it takes in its quickest turns.
 _QUICK_PERCENT = 10
-_FEW = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +141,7 @@ def measure_queue(batches: Batches) -> Queue | None:
         back[seen:] = np.maximum(_turns(since, waits), 0)
         turn[seen:, 0] = _turns(turn[seen:, 0], ~waits)
         # A host that always waits shows no turn of its own: it takes no longer than the way back.
-        never = [int((~waits).sum()) < _FEW, *(count < _FEW for count in told)]
+        never = [int((~waits).sum()) < FEWEST_BATCHES, *(count < FEWEST_BATCHES for count in told)]
         quick = int(np.percentile(back[seen:], _QUICK_PERCENT))
         turn[:, never] = np.minimum(turn[:, never], quick)
     return Queue(
@@ -191,7 +190,7 @@ def without_broadcasts(batches: Batches, queue: Queue) -> Queue:
 
 def _turns(taken: I64, told: Flags) -> I64:
     """Keep what held a batch up; else it took no longer than the quickest of those do."""
-    shown = taken[told] if told.sum() >= _FEW else taken
+    shown = taken[told] if told.sum() >= FEWEST_BATCHES else taken
     quick = int(np.percentile(shown, _QUICK_PERCENT)) if len(shown) else 0
     return np.where(told, taken, np.minimum(taken, max(quick, 0)))
 

@@ -63,6 +63,8 @@ class Turns(Columns):
     prompt_tokens: I64
     rows: I64
     """Requests that it decodes for."""
+    row_tokens: I64
+    """Of these: one each, or more where a draft is checked."""
     phase: I64
     number: I64
     """Which batch it is, counted on this rank; -1 of an empty turn."""
@@ -77,8 +79,8 @@ class Turns(Columns):
     @property
     def tokens(self) -> I64:
         """Of prompts and of answers; -1 where they are not told."""
-        told = (self.rows >= 0) & (self.prompt_tokens >= 0)
-        return np.where(told, self.prompt_tokens + self.rows, UNKNOWN)
+        told = (self.row_tokens >= 0) & (self.prompt_tokens >= 0)
+        return np.where(told, self.prompt_tokens + self.row_tokens, UNKNOWN)
 
     @property
     def empty(self) -> Flags:
@@ -100,7 +102,7 @@ class Turns(Columns):
     def tags(self, issued_ns: I64, is_send: Flags) -> I32:
         """Return what a message's batch is told by on all ranks alike; -1 of no batch."""
         batch = np.where(is_send, self.under_way(issued_ns), self.following(issued_ns))
-        size = (self.prompts * _PRIME + self.prompt_tokens) * _PRIME + self.rows
+        size = (self.prompts * _PRIME + self.prompt_tokens) * _PRIME + self.rows + self.row_tokens
         size = size[~self.empty]
         tag = np.append(size % _MOST_TAG, UNKNOWN)[batch]
         return tag.astype(np.int32)
@@ -115,7 +117,7 @@ def find_turns(trace: RankTrace) -> Turns | None:
     if not len(rows):
         return None
     told = np.array([labels[name] for name in annotations.name[rows].tolist()], dtype=np.int64)
-    phase, prompts, prompt_tokens, decoded = told.T
+    phase, prompts, prompt_tokens, decoded, row_tokens = told.T
     empty = (prompts == 0) & (decoded == 0)
     return Turns(
         begin_ns=annotations.start_ns[rows],
@@ -123,28 +125,28 @@ def find_turns(trace: RankTrace) -> Turns | None:
         prompts=prompts,
         prompt_tokens=prompt_tokens,
         rows=decoded,
+        row_tokens=row_tokens,
         phase=phase,
         number=np.where(empty, UNKNOWN, np.cumsum(~empty) - 1),
         engine="sglang" if (prompts < 0).all() else "vllm",
     )
 
 
-def _read_label(name: str) -> tuple[Phase, int, int, int] | None:
-    """Return phase, prompts, their tokens, and requests that are decoded for."""
-    counts = _LABEL.search(name)
-    if counts:
-        prompts, tokens, decoded = int(counts[1]), int(counts[2]), int(counts[4])
-        if tokens and decoded:
-            return Phase.MIXED, prompts, tokens, decoded
-        return (Phase.PREFILL if tokens else Phase.DECODE), prompts, tokens, decoded
+def _read_label(name: str) -> tuple[Phase, int, int, int, int] | None:
+    """Return phase, prompts, their tokens, and requests that are decoded for and their tokens."""
+    label = _LABEL.search(name)
+    if label:
+        prompts, tokens, decoded, drafted = (int(count) for count in label.groups())
+        alone = Phase.PREFILL if tokens else Phase.DECODE
+        return Phase.MIXED if tokens and decoded else alone, prompts, tokens, decoded, drafted
     counts = _COUNTS.search(name)
     if counts:  # a request that is not new may still be in its prompt
-        return Phase.UNKNOWN, int(counts[1]), UNKNOWN, int(counts[2])
+        return Phase.UNKNOWN, int(counts[1]), UNKNOWN, int(counts[2]), UNKNOWN
     mode = _MODES.search(name)
     if mode is None:
         return None
     phase = {"DECODE": Phase.DECODE, "MIXED": Phase.MIXED}.get(mode[1], Phase.PREFILL)
-    return phase, UNKNOWN, UNKNOWN, UNKNOWN
+    return phase, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
 
 
 def assign_by_turns(rank: RankRecord, turns: Turns, chain: Chain, before: int) -> Assignment:

@@ -131,7 +131,7 @@ def find_enclosing(
 
     Of ranges that overlap, the one that started last is meant.
     """
-    found = _neighbours(moment_ns, thread, start_ns, range_thread, after=False)
+    found = _last_before(moment_ns, thread, start_ns, range_thread)
     inside = found >= 0
     inside[inside] = moment_ns[inside] <= end_ns[found[inside]]
     return np.where(inside, found, UNKNOWN)
@@ -144,37 +144,29 @@ def find_next(
     range_thread: NDArray[np.signedinteger],
 ) -> NDArray[np.intp]:
     """Return the first range of the same thread that starts at or after each moment, or -1."""
-    return _neighbours(moment_ns, thread, start_ns, range_thread, after=True)
+    found = _last_before(-moment_ns, thread, -start_ns[::-1], range_thread[::-1])
+    return np.where(found < 0, UNKNOWN, len(start_ns) - 1 - found)
 
 
-def _neighbours(
+def _last_before(
     moment_ns: I64,
     thread: NDArray[np.signedinteger],
     start_ns: I64,
     range_thread: NDArray[np.signedinteger],
-    *,
-    after: bool,
 ) -> NDArray[np.intp]:
-    """Return the range of the same thread that starts last before, or first after, each moment.
+    """Return the range of the same thread that starts last before, or at, each moment, or -1.
 
     One sort of moments and ranges together: a loop over threads would take minutes where a broken
     trace has a hundred thousand of them.
     """
     ranges = len(start_ns)
     found = np.full(len(moment_ns), UNKNOWN, dtype=np.intp)
-    if not ranges:
-        return found
     is_moment = np.arange(ranges + len(moment_ns)) >= ranges
     threads = np.concatenate((range_thread, thread))
-    ties = ~is_moment if after else is_moment
-    order = np.lexsort((ties, np.concatenate((start_ns, moment_ns)), threads))
+    order = np.lexsort((is_moment, np.concatenate((start_ns, moment_ns)), threads))
     position = np.arange(len(order))
-    if after:
-        nearest = np.where(is_moment[order], len(order), position)[::-1]
-        nearest = np.minimum.accumulate(nearest)[::-1]
-    else:
-        nearest = np.maximum.accumulate(np.where(is_moment[order], UNKNOWN, position))
-    asked = is_moment[order] & (nearest >= 0) & (nearest < len(order))
+    nearest = np.maximum.accumulate(np.where(is_moment[order], UNKNOWN, position))
+    asked = is_moment[order] & (nearest >= 0)
     neighbour, moment = order[nearest[asked]], order[asked]
     same = (threads[neighbour] == threads[moment]) & (threads[moment] != UNKNOWN)
     found[moment[same] - ranges] = neighbour[same]

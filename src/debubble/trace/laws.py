@@ -70,10 +70,11 @@ def end_with_the_file(trace: RankTrace) -> tuple[RankTrace, Gap | None]:
     thread 2     (nothing)                           the threads after it are lost from the start
                            ^ the rank is known up to here
 
-    That the file ends early is said already.
+    That the file ends early is said already. Messages of hosts alone, over gloo, name no group.
     """
     operators, kernels = trace.operators, trace.kernels
     moves = np.isin(operators.operation, (Operation.SEND, Operation.RECEIVE))
+    moves &= operators.group >= 0
     lost = moves & (operators.kernel < 0)
     torn = any(gap.code is Code.TRUNCATED for gap in trace.gaps)
     if not torn or trace.header.backend not in SENDS_BY_KERNELS or not lost.any():

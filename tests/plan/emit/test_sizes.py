@@ -20,7 +20,7 @@ def test_a_held_batch_has_as_many_samples_as_before_or_is_refused(now, then, siz
     change = Change(microbatches=then, hold="batch")
     run = Setting(ranks=2, microbatches=now, microbatch_size=size)
     if now * size % then:
-        with pytest.raises(UsageError, match="does not cut into"):
+        with pytest.raises(UsageError, match="is not divisible by"):
             shrunk_size(change, run)
     else:
         assert shrunk_size(change, run) * then == now * size

@@ -46,12 +46,12 @@ class Watching:
     """One service, in a process of its own."""
 
     def __init__(self, config, **patience):
-        """Start it; `patience` shortens what the service would wait for by its constants."""
-        program = "import sys; from debubble.annexes.watch import service; "
-        program += f"vars(service).update({patience}); from debubble.cli import main; main()"
-        words = ["-c", program] if patience else ["-m", "debubble"]
+        """Start it, as the verb does, or with less patience."""
+        program = "from debubble.annexes.watch.run import Path, Patience, serve; "
+        program += f"serve(Path({str(config)!r}), None, Patience(**{patience}))"
+        words = ["-m", "debubble", "watch", "--config", str(config)]
         self.process = subprocess.Popen(
-            [sys.executable, *words, "watch", "--config", str(config)],
+            [sys.executable, *(["-c", program] if patience else words)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

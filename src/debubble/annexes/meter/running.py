@@ -16,7 +16,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -46,7 +45,6 @@ from debubble.annexes.meter.record import Recorder, Step
 from debubble.annexes.meter.settings import CAPTURES, Settings
 from debubble.annexes.meter.trigger import (
     Agreement,
-    LocalServer,
     TriggeredCapture,
     asked_by_file,
 )
@@ -55,17 +53,14 @@ from debubble.capture.session import describe, say
 from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
 
 _TOLD = "debubble/meter/told"
-# How often ranks tell each other, figures are written, and a line goes to the log.
-_TELL_S, _LINE_S = 1.0, 60.0
 # A job of thousands of ranks tells less often: all of them ask one store.
 _TELL_S_PER_RANK = 0.01
-_MEMORY_STEPS = 10
 # Segments that wait for a disk that is slower than the job; older ones are dropped.
 _MOST_SEGMENTS = 8
-_CLOSE_S = 5.0
 # Steps that wait to be read before the meter's thread is woken for them.
 _READ_STEPS = 16
-_LAST_LOOKS, _LAST_LOOK_S = 10, 0.01
+# At the end, for a device to come to it: ten times as long at most.
+_LAST_LOOK_S = 0.01
 _log = logging.getLogger("debubble")
 
 
@@ -107,7 +102,6 @@ class Meter:
         self._off = False
         self._undo = ExitStack() if undo is None else undo
         self._thread: threading.Thread | None = None
-        self._server: LocalServer | None = None
 
     def start(self) -> None:
         """Stand around the job's functions from here on."""
@@ -189,14 +183,14 @@ class Meter:
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+            self._thread.join(self.settings.close_s)
         if self._thread is None or not self._thread.is_alive():
             self._write_the_last()
         self._fall_silent()
 
     def _write_the_last(self) -> None:
         """Give the device a moment to come to the end, and write what there is."""
-        for _ in range(_LAST_LOOKS):
+        for _ in range(10):
             self._read()
             if not self._recorder.pending:
                 break
@@ -243,13 +237,6 @@ class Meter:
         if dist.is_available() and dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
         self._agreement = Agreement(store, job.world_size, self.settings.every_s)
-        if self.settings.port is not None:
-            self._server = LocalServer(
-                self.settings.port and self.settings.port + int(os.environ.get("LOCAL_RANK", "0")),
-                self.metrics,
-                self._say_straggler,
-                self._wanted.set,
-            )
         if uses_cuda():
             self._device = torch.cuda.current_device()
         self._thread = threading.Thread(target=self._run, name="debubble-meter", daemon=True)
@@ -265,7 +252,7 @@ class Meter:
         figures = measure_step(step)
         if figures is None or self._table is None or self._own is None or self._job is None:
             return
-        if step.number % _MEMORY_STEPS == 0 and not self._recorder.on_host:
+        if step.number % self.settings.segment == 0 and not self._recorder.on_host:
             self._memory = torch.cuda.max_memory_allocated()
         place = self._hooks.place
         done = self._table.add(step, 0 if place is None else place.pipeline, self._memory)
@@ -302,12 +289,13 @@ class Meter:
 
     def _run(self) -> None:
         next_look = next_told = next_line = self._clock()
-        next_line += _LINE_S
+        next_line += self.settings.line_s
         first = 0
         try:
             if self._device is not None:  # a thread begins on the first, and would open it
                 torch.cuda.set_device(self._device)
-            poll_s = self._agreement.poll_s if self._agreement is not None else _TELL_S
+            tell_s = self.settings.tell_s
+            poll_s = self._agreement.poll_s if self._agreement is not None else tell_s
             world_size = self._job.world_size if self._job is not None else 1
             while not self._stop.is_set():
                 self._wake.wait(poll_s)
@@ -321,15 +309,12 @@ class Meter:
                 if now >= next_told:
                     self._tell()
                     write_metrics(self.settings.out, self._rank, self.metrics())
-                    next_told = now + max(_TELL_S, world_size * _TELL_S_PER_RANK)
+                    next_told = now + max(tell_s, world_size * _TELL_S_PER_RANK)
                 if now >= next_line:
                     first = self._say_line(first)
-                    next_line = now + _LINE_S
+                    next_line = now + self.settings.line_s
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
-        finally:
-            if self._server is not None:
-                self._server.close()
 
     def _write_segments(self) -> None:
         while self._segments:
@@ -413,10 +398,6 @@ class Meter:
         place = self._hooks.place
         members = self._told if place is None else place.ranks
         return [self._told[rank] for rank in sorted(members) if rank in self._told]
-
-    def _say_straggler(self) -> dict[str, Any] | None:
-        found = self.straggler()
-        return None if found is None else asdict(found)
 
 
 def _silence(meter: Meter | None) -> None:

@@ -29,7 +29,6 @@ def meter(  # noqa: PLR0913 (one argument a setting)
     on_drift: bool = True,
     captures: int = USUAL.captures,
     every_s: float = USUAL.every_s,
-    port: int | None = None,
     logger: Any = None,
     tokens: int | None = None,
     split: Sequence[int] | None = None,
@@ -47,7 +46,6 @@ def meter(  # noqa: PLR0913 (one argument a setting)
         on_drift=on_drift,
         captures=captures,
         every_s=every_s,
-        port=port,
         tokens=tokens,
         split=None if split is None else tuple(split),
     )

@@ -36,12 +36,16 @@ class Settings(JobSettings):
     every_s: float = 600.0
     """The least time between two of them, whatever drifts, or whoever asks: a profiler that comes
     back more often is part of the problem."""
-    port: int | None = None
-    """Of this machine alone: metrics, and requests for a capture; rank N of a host has port + N."""
     tokens: int | None = None
     """Of one step, over all microbatches."""
     split: tuple[int, ...] | None = None
     """Layers of each stage."""
+    tell_s: float = 1.0
+    """How often ranks tell each other, and metrics are written."""
+    line_s: float = 60.0
+    """How often a line goes to the log, and scalars to the logger."""
+    close_s: float = 5.0
+    """How long the end of the job waits for a logger or a disk that hangs."""
 
     def __post_init__(self) -> None:
         for name in ("segment", "keep", "steps", "captures", "tokens"):
@@ -50,8 +54,6 @@ class Settings(JobSettings):
                 raise UsageError(f"{name} is {count}", hint="give at least 1")
         if self.every_s < 0:
             raise UsageError(f"every_s is {self.every_s:g}", hint="give 0 or more")
-        if self.port is not None and not 0 <= self.port <= 65535:
-            raise UsageError(f"{self.port} is no port", hint="such as 9470")
 
 
 USUAL = Settings()

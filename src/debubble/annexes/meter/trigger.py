@@ -7,13 +7,10 @@ ever waits for another, and a rank that hears of it too late says so and takes n
 
 from __future__ import annotations
 
-import json
 import math
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +26,6 @@ _POLL_S_PER_RANK = 0.001
 # Polls that may pass until all have looked, and steps on top: hosts run ahead of each other. On a
 # machine with four times as much to do as it can, a thread was held up for more than four polls.
 _POLLS_AHEAD, _STEPS_AHEAD = 8, 4
-# A page of another site cannot send this without asking first, and is never answered.
-_HEADER = "X-Debubble"
 
 
 class Agreement:
@@ -111,65 +106,3 @@ def asked_by_file(out: Path) -> bool:
     with suppress(OSError):  # another rank was quicker, and asks as well
         file.unlink()
     return True
-
-
-class LocalServer:
-    """Answers this machine alone: `GET /metrics` and `/straggler`, `POST /capture`."""
-
-    def __init__(
-        self,
-        port: int,
-        metrics: Callable[[], str],
-        straggler: Callable[[], dict[str, Any] | None],
-        ask: Callable[[], None],
-    ) -> None:
-        pages: dict[str, tuple[Callable[[], str], str]] = {
-            "/metrics": (metrics, "text/plain; version=0.0.4; charset=utf-8"),
-            "/straggler": (lambda: json.dumps(straggler()) + "\n", "application/json"),
-        }
-
-        class Handler(BaseHTTPRequestHandler):
-            timeout = 5
-
-            def do_GET(self) -> None:
-                if self.path in pages:
-                    make, kind = pages[self.path]
-                    self._answer(200, make(), kind)
-                else:
-                    self._answer(404, "metrics, straggler, capture\n")
-
-            def do_POST(self) -> None:
-                if self.path != "/capture":
-                    self._answer(404, "capture\n")
-                elif self.headers.get(_HEADER) is None:
-                    self._answer(403, f"send the header {_HEADER}: capture\n")
-                else:
-                    ask()
-                    self._answer(202, "asked\n")
-
-            def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
-                body = text.encode()
-                self.send_response(code)
-                self.send_header("Content-Type", kind)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                """Say nothing: the job's own output is its own."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="debubble-meter-http", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._server.server_address[1])
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from debubble.analysis import Analysis, analyse_served
+from debubble.annexes.watch.supervise import PATIENCE
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.ledger.hop_health import HopHealth
 from debubble.links.hop_times import Verdict
@@ -33,12 +34,8 @@ UNKNOWN_BUCKET = 0
 """Where nobody told the context length."""
 THEORY, CAUSE = "theory", "cause/"
 """What points are called that are no metric: the second is followed by the cause."""
-_REPORT_WIDTH = 120
 # Room for what is shown; a report of a thousand ranks is not.
 _LONGEST_REPORT = 64_000
-# Between two looks for the service; and between two alarms, for one that rings in a destructor is
-# swallowed there.
-_LOOK_S = 1.0
 # Clocks that count from a machine's start are younger than those that count from 1970.
 _CALENDAR_S = 1e9
 
@@ -151,8 +148,9 @@ def analyse(task: Task) -> Outcome:
     def ring(_number: int, _frame: object) -> None:
         raise _TooLate
 
+    # Again and again: an alarm that rings in a destructor is swallowed there.
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, _LOOK_S)
+    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, PATIENCE.poll_s)
     try:
         measurement, finding = _analyse(task)
     except _TooLate:
@@ -312,7 +310,7 @@ def _as_text(page: Page) -> str:
     from rich.console import Console  # noqa: PLC0415 (slow to import, and only workers need it)
 
     out = io.StringIO()
-    console = Console(file=out, width=_REPORT_WIDTH, no_color=True, highlight=False, emoji=False)
+    console = Console(file=out, width=120, no_color=True, highlight=False, emoji=False)
     print_page(page, console)
     return out.getvalue()[:_LONGEST_REPORT]
 
@@ -327,7 +325,7 @@ def prepare_worker(service: int) -> None:
 
     def end_when_orphaned() -> None:
         while os.getppid() == service:
-            time.sleep(_LOOK_S)
+            time.sleep(PATIENCE.poll_s)
         os._exit(1)
 
     threading.Thread(target=end_when_orphaned, daemon=True).start()

@@ -15,7 +15,7 @@ from debubble.annexes.watch import mix
 from debubble.annexes.watch.analyse import CAUSE, Finding
 from debubble.annexes.watch.config import Drift
 from debubble.annexes.watch.journal import Alert, Claim, Journal
-from debubble.report.watch_page import say_bucket, say_cause, say_metric, show_metric, show_time
+from debubble.annexes.watch.page import say_bucket, say_cause, say_metric, show_metric, show_time
 from debubble.units import counted, show_share
 
 if TYPE_CHECKING:

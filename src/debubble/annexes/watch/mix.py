@@ -20,8 +20,6 @@ from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
 from debubble.trace.server_notes import WAITING, samples_of, total_of
 
-# Of the time between two captures: after this a server that is pressed or away is asked again.
-RETRY_SHARE = 0.1
 # What engines call the lengths of prompts.
 _LENGTHS = ("vllm:request_prompt_tokens", "sglang:prompt_tokens_histogram")
 _BOUND = re.compile(r'[{,]\s*le="([0-9.eE+-]+|\+Inf)"')

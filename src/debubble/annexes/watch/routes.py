@@ -26,10 +26,10 @@ from debubble.annexes.watch.config import Config, Listen, is_loopback
 from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.judge import Judge
 from debubble.annexes.watch.metrics import Counts, write_metrics
-from debubble.annexes.watch.supervise import log
+from debubble.annexes.watch.page import STYLE_POLICY, capture_page, status_page
+from debubble.annexes.watch.supervise import PATIENCE, Patience, log
 from debubble.annexes.watch.views import SCHEMA, capture_view, whole_view
 from debubble.errors import MissingExtra, StoreError, WatchError, mask_secrets
-from debubble.report.watch_page import STYLE_POLICY, capture_page, status_page
 
 try:
     import h11
@@ -39,9 +39,6 @@ except ImportError as missing:
 HEADER_BYTES = 16 * 1024
 BODY_BYTES = 4 * 1024
 CONNECTIONS = 512
-# For a client to ask, then to take the answer.
-REQUEST_S = 5.0
-ANSWER_S = 10.0
 _READ_BYTES = 16 * 1024
 
 _ALWAYS = {
@@ -88,9 +85,10 @@ class _Refused(Exception):
 class Server:
     """Listens where it was told to."""
 
-    def __init__(self, answer: _Answering, listen: Listen) -> None:
+    def __init__(self, answer: _Answering, listen: Listen, patience: Patience) -> None:
         self._answer = answer
         self._listen = listen
+        self._patience = patience
         self._open: dict[asyncio.Task[None], None] = {}
 
     @asynccontextmanager
@@ -123,7 +121,7 @@ class Server:
             next(iter(self._open)).cancel()
         self._open[task] = None
         try:
-            await _Connection(reader, writer, self._answer).serve()
+            await _Connection(reader, writer, self._answer, self._patience).serve()
         except (OSError, TimeoutError, asyncio.CancelledError, asyncio.IncompleteReadError):
             pass
         except Exception as error:  # noqa: BLE001 (one client must not fill the log with tracebacks)
@@ -132,15 +130,20 @@ class Server:
             self._open.pop(task, None)
             writer.close()
             with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(writer.wait_closed(), ANSWER_S)
+                await asyncio.wait_for(writer.wait_closed(), self._patience.answer_s)
 
 
 class _Connection:
     """One client, and its one request."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: _Answering
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        answer: _Answering,
+        patience: Patience,
     ) -> None:
+        self._patience = patience
         self._reader = reader
         self._writer = writer
         self._answer = answer
@@ -160,7 +163,7 @@ class _Connection:
     async def _request(self) -> Request | None:
         """Read a request; None where none comes."""
         try:
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._patience.request_s):
                 return await self._whole_request()
         except TimeoutError as error:
             raise _Refused(408, "the request took too long") from error
@@ -218,7 +221,7 @@ class _Connection:
             data = self._parser.send(event)
             if data:
                 self._writer.write(data)
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(self._patience.answer_s):
             await self._writer.drain()
 
 
@@ -231,8 +234,6 @@ _ACKNOWLEDGE = re.compile(r"(/api)?/alerts/(\d{1,9})/acknowledge")
 _RETRY = re.compile(r"(/api)?/pipelines/([\w.-]{1,64})/captures/(\d{1,9})/retry")
 # Say nothing that is worth a token, and are asked by those that have none.
 _OPEN = frozenset({"/healthz", "/readyz"})
-# Between two looks whether the store can be written.
-_STORE_CHECK_S = 10.0
 _POLICY = (
     f"default-src 'none'; style-src {STYLE_POLICY}; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
@@ -242,8 +243,16 @@ _POLICY = (
 class Routes:
     """Answers from what was last seen; only single captures are looked up."""
 
-    def __init__(self, config: Config, journal: Journal, judge: Judge, counts: Counts) -> None:
+    def __init__(
+        self,
+        config: Config,
+        journal: Journal,
+        judge: Judge,
+        counts: Counts,
+        patience: Patience = PATIENCE,
+    ) -> None:
         self._config = config
+        self._check_s = patience.store_check_s
         self._journal = journal
         self._judge = judge
         self._counts = counts
@@ -251,11 +260,11 @@ class Routes:
         self._page = self._metrics = b""
         self.store_problem = ""
         """Why the store cannot be written now; nothing where it can."""
-        self._checked_s = -_STORE_CHECK_S
+        self._checked_s = -patience.store_check_s
 
     def check_store(self) -> None:
         """Write something small into the store now and then: that it can be read is not enough."""
-        if time.monotonic() - self._checked_s < _STORE_CHECK_S:
+        if time.monotonic() - self._checked_s < self._check_s:
             return
         try:
             self._journal.check_writable(now_s=time.time())

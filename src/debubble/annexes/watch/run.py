@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from debubble.annexes.watch.config import Config, read_config
 from debubble.annexes.watch.files import FILES, read_file
+from debubble.annexes.watch.supervise import PATIENCE, Patience
 from debubble.annexes.watch.views import (
     SCHEMA,
     describe_config,
@@ -37,14 +38,14 @@ class Checked:
     warnings: tuple[str, ...]
 
 
-def serve(path: Path, store: str | None) -> None:
+def serve(path: Path, store: str | None, patience: Patience = PATIENCE) -> None:
     """Run the service until it is stopped."""
     config = read_config(path, store=store)
     with _opened(config) as journal:
         from debubble.annexes.watch.service import Service, only_service  # noqa: PLC0415 (needs the extra)
 
         async def run() -> None:
-            await Service(config, journal).run()
+            await Service(config, journal, patience).run()
 
         with only_service(config.lock):
             asyncio.run(run())

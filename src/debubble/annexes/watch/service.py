@@ -29,10 +29,10 @@ from debubble.annexes.watch.config import Config, Source, Trigger
 from debubble.annexes.watch.journal import Claim, Journal
 from debubble.annexes.watch.judge import Judge
 from debubble.annexes.watch.metrics import Counts
-from debubble.annexes.watch.mix import RETRY_SHARE, ask_server, requests_between
+from debubble.annexes.watch.mix import ask_server, requests_between
 from debubble.annexes.watch.routes import Routes, Server
 from debubble.annexes.watch.sources import ReadyCapture, Scanner, digest_place, prune
-from debubble.annexes.watch.supervise import in_daemon, log, supervise
+from debubble.annexes.watch.supervise import PATIENCE, Patience, in_daemon, log, supervise
 from debubble.annexes.watch.webhooks import MOST_ATTEMPTS, deliver
 from debubble.capture.server import ServerOrder, capture_server, end_profile
 from debubble.errors import DebubbleError, StoreAway, WatchError
@@ -41,29 +41,19 @@ _T = TypeVar("_T")
 
 # Whatever a worker's libraries leave behind goes with it after so many captures.
 _CAPTURES_A_WORKER = 200
-# Before a capture is taken up again, for each time that the service died of it, as far as is known:
-# a service that dies of something else, again and again, has died by then.
-_SUSPECT_WAIT_S = 10.0
-# How old what is shown may be; and between two looks for captures that are to be taken up again,
-# for alerts that are to be sent, for a store that was away, and at the clock: it may be set, and
-# the machine may sleep.
-_POLL_S = 1.0
-# After a stop, for analyses to end; then the next service begins them anew.
-_GRACE_S = 10.0
-# And for servers to end their profiles: they may write for minutes, but were told.
-_LAST_S = 60.0
 
 
 class Service:
     """Everything that goes on between start and stop."""
 
-    def __init__(self, config: Config, journal: Journal) -> None:
+    def __init__(self, config: Config, journal: Journal, patience: Patience = PATIENCE) -> None:
         self.config = config
+        self.patience = patience
         self.journal = journal
         self._targets = tuple(webhook.url for webhook in config.webhooks)
         self.judge = Judge(journal=journal, settings=config.drift, targets=self._targets)
         self.counts = Counts()
-        self.routes = Routes(config, journal, self.judge, self.counts)
+        self.routes = Routes(config, journal, self.judge, self.counts, patience)
         self._stopping = asyncio.Event()
         self._too_late = asyncio.Event()
         self._stop_captures = threading.Event()
@@ -82,15 +72,16 @@ class Service:
         self._stopping.set()
         self._stop_captures.set()
         loop = asyncio.get_running_loop()
-        loop.call_later(_GRACE_S, self._too_late.set)
-        loop.call_later(_LAST_S, lambda: [part.cancel() for part in self._parts])
+        loop.call_later(self.patience.grace_s, self._too_late.set)
+        loop.call_later(self.patience.last_s, lambda: [part.cancel() for part in self._parts])
 
     async def run(self) -> None:
         """Serve until stopped."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
-        async with Server(self.routes.answer, self.config.listen).listening() as url:
+        server = Server(self.routes.answer, self.config.listen, self.patience)
+        async with server.listening() as url:
             try:
                 await self._first_look()
                 log("started", url=url, sources=[source.name for source in self.config.sources])
@@ -159,7 +150,7 @@ class Service:
                 log("store_away", level="error", problem=str(error))
             else:
                 return found
-            await self._sleep(_POLL_S)
+            await self._sleep(self.patience.poll_s)
 
     async def _sleep(self, seconds: float) -> None:
         """Sleep, or less where the service stops."""
@@ -170,7 +161,7 @@ class Service:
     async def _refresh(self) -> None:
         """Keep what is shown current, without a look into the store for every reader."""
         while not self._stopping.is_set():
-            await self._sleep(_POLL_S)
+            await self._sleep(self.patience.poll_s)
             if self.counts.is_newer():
                 await self._in_thread(self.routes.refresh)
             await self._in_thread(self.routes.check_store)
@@ -184,7 +175,7 @@ class Service:
             for delivery in due:
                 if not self._stopping.is_set():
                     await self._in_thread(deliver, self.journal, delivery)
-            await self._sleep(_POLL_S)
+            await self._sleep(self.patience.poll_s)
 
     # Captures that are there.
 
@@ -194,14 +185,14 @@ class Service:
         event, began = "taken_up", time.monotonic()
         while not self._stopping.is_set():
             for claim in claims:
-                await self._sleep(began + _SUSPECT_WAIT_S * claim.deaths - time.monotonic())
+                await self._sleep(began + self.patience.suspect_s * claim.deaths - time.monotonic())
                 async with self._slots:
                     if self._stopping.is_set():
                         return
                     log(event, source=claim.source, capture=claim.key, deaths=claim.deaths)
                     await self._in_thread(self.journal.count_death, claim)
                     await self._see_through(by_name[claim.source], claim, None)
-            await self._sleep(_POLL_S)
+            await self._sleep(self.patience.poll_s)
             event, claims = "retried", await self._in_thread(self.journal.asked_again, [*by_name])
 
     async def _watch(self, source: Source, scanner: Scanner) -> None:
@@ -351,7 +342,7 @@ class Service:
         while not self._stopping.is_set():
             left = due - time.time()
             if left > 0:
-                await self._sleep(min(left, _POLL_S))
+                await self._sleep(min(left, self.patience.poll_s))
                 continue
             async with self._capturing:
                 if self._stopping.is_set():
@@ -360,7 +351,7 @@ class Service:
             if problem:
                 log("not_captured", level="warning", source=source.name, problem=problem)
                 self.counts.refused(source.name)
-                due = time.time() + RETRY_SHARE * trigger.every_s
+                due = time.time() + self.patience.retry_share * trigger.every_s
             else:
                 due = time.time() + trigger.every_s
 

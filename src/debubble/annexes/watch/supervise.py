@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -20,9 +21,40 @@ from debubble.errors import mask_secrets
 
 _T = TypeVar("_T")
 
-# After a failure so long, then twice as long each time.
-FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 300.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the service waits for what, in seconds."""
+
+    poll_s: float = 1.0
+    """Between two looks for captures that are to be taken up again, for alerts that are to be sent,
+    for a store that was away, and at the clock: it may be set, and the machine may sleep. And how
+    old what is shown may be."""
+    suspect_s: float = 10.0
+    """Before a capture is taken up again, for each time that the service died of it, as far as is
+    known: a service that dies of something else, again and again, has died by then."""
+    grace_s: float = 10.0
+    """After a stop, for analyses to end; then the next service begins them anew."""
+    last_s: float = 60.0
+    """And for servers to end their profiles: they may write for minutes, but were told."""
+    store_check_s: float = 10.0
+    """Between two looks whether the store can be written."""
+    request_s: float = 5.0
+    """For a client to ask."""
+    answer_s: float = 10.0
+    """Then to take the answer."""
+    retry_share: float = 0.1
+    """Of the time between two captures, for a server that is pressed or away to be asked again."""
+    first_retry_s: float = 1.0
+    """After a failure; then twice as long each time."""
+    longest_retry_s: float = 300.0
+
+    def after(self, failures: int) -> float:
+        """Return how long to wait before something that failed so often is tried again."""
+        return float(min(self.first_retry_s * 2**failures, self.longest_retry_s))
+
+
+PATIENCE = Patience()
 
 
 def log(event: str, *, level: str = "info", **fields: object) -> None:
@@ -62,11 +94,6 @@ async def in_daemon(call: Callable[..., _T], *words: object) -> _T:
     return await future
 
 
-def wait_after(failures: int) -> float:
-    """Return how long to wait before something that failed so often before is tried again."""
-    return float(min(FIRST_WAIT_S * 2**failures, LONGEST_WAIT_S))
-
-
 async def supervise(
     part: str,
     work: Callable[[], Awaitable[None]],
@@ -82,9 +109,9 @@ async def supervise(
         try:
             await work()
         except Exception as error:  # noqa: BLE001 (one part must not take the service down)
-            if time.monotonic() - began > 2 * LONGEST_WAIT_S:  # it was well
+            if time.monotonic() - began > 2 * PATIENCE.longest_retry_s:  # it was well
                 failures = 0
-            wait_s = wait_after(failures)
+            wait_s = PATIENCE.after(failures)
             failures += 1
             on_failure(f"{type(error).__name__}: {error}")
             told = "".join(traceback.format_exception(error))

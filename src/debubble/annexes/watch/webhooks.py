@@ -7,7 +7,7 @@ import time
 from urllib.parse import urlsplit
 
 from debubble.annexes.watch.journal import Delivery, Journal
-from debubble.annexes.watch.supervise import log, wait_after
+from debubble.annexes.watch.supervise import PATIENCE, log
 from debubble.annexes.watch.views import SCHEMA, alert_view
 from debubble.capture.fetch import Request, fetch
 from debubble.errors import CaptureError, mask_secrets
@@ -24,7 +24,7 @@ def deliver(journal: Journal, delivery: Delivery) -> bool:
     except CaptureError as error:
         # An address may hold a secret: only its host is told.
         problem = error.message.removeprefix(f"{delivery.target}: ")[:300]
-        journal.postpone(delivery, problem, next_s=time.time() + wait_after(delivery.attempts))
+        journal.postpone(delivery, problem, next_s=time.time() + PATIENCE.after(delivery.attempts))
         given_up = delivery.attempts + 1 >= MOST_ATTEMPTS
         event = "webhook_given_up" if given_up else "webhook_failed"
         log(event, level="warning", target=host, alert=number, problem=problem)

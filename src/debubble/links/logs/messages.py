@@ -27,7 +27,6 @@ FLIGHT_RECORDER, INSPECTOR = "flight recorder", "NCCL Inspector"
 _CALL = re.compile(r"^\w+:(?:(send) (\d+)->(\d+)|(recv) (\d+)<-(\d+))(?: |$)")
 _TIMED = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE before the job starts"
 _LINES = "give the .log or .jsonl that NCCL_INSPECTOR_DUMP_DIR holds, as it is"
-_LEAST_LINE = 2
 
 
 class _Entry(msgspec.Struct):
@@ -174,7 +173,7 @@ def read_inspector(text: str, file: str) -> MessageLog:
     collectives = 0
     lines = text.splitlines()
     for number, line in enumerate(lines, start=1):
-        if len(line) < _LEAST_LINE:
+        if not line.strip():
             continue
         try:
             said = msgspec.convert(json.loads(line), _Line, strict=False)

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 import msgspec
 
 from debubble.errors import LogError
-from debubble.links.hop_times import Hop
+from debubble.links.hop_times import GB, Hop
 from debubble.units import NS_PER_S
-
-GB, US_PER_S = 1e9, 1e6
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +250,7 @@ Log = (
 _NOT_AVAILABLE = frozenset({"N/A", "n/a", "NA"})
 RERUN = "run the test again, or give the whole log"
 # Rates are printed with two digits after the point, times with as few as three in all.
-_ROUNDED_GB_S = 0.0051
+ROUNDED_GB_S = 0.0051
 _ROUNDED_SHARE = 0.006
 _AVERAGE_SHARE = 0.001
 # An exabyte less one has so many; longer ones are garbage that no float holds in the end.
@@ -294,7 +292,7 @@ def checked_half(size: int, half: Half, file: str, where: str) -> Half:
     if half.wrong is not None and half.wrong != int(half.wrong):
         raise damaged(f"{where}: {half.wrong:g} is no count of elements", file)
     rate, told = size / half.time_s if half.time_s else 0.0, half.algbw_bytes_per_s
-    if abs(rate - told) > _ROUNDED_GB_S * GB + _ROUNDED_SHARE * max(rate, told):
+    if abs(rate - told) > ROUNDED_GB_S * GB + _ROUNDED_SHARE * max(rate, told):
         raise damaged(
             f"{where}: {size} bytes in {half.time_s * 1e6:g} us are {rate / GB:.2f} GB/s, and algbw"
             f" says {told / GB:g}",
@@ -310,7 +308,7 @@ def checked_log(log: NcclLog) -> NcclLog:
         raise damaged("no sizes were measured", log.file)
     mean = sum(half.busbw_bytes_per_s for half in log.halves) / len(log.halves)
     told = log.average_bytes_per_s
-    if abs(mean - told) > _ROUNDED_GB_S * GB + _AVERAGE_SHARE * max(mean, told):
+    if abs(mean - told) > ROUNDED_GB_S * GB + _AVERAGE_SHARE * max(mean, told):
         raise damaged(
             f"the rows average {mean / GB:.3f} GB/s, and the log says {told / GB:g}",
             log.file,

@@ -18,9 +18,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
+from debubble.links.hop_times import GB
 from debubble.links.logs.model import (
-    GB,
-    US_PER_S,
     Half,
     LogRank,
     NcclLog,
@@ -251,7 +250,7 @@ def _text_half(
         if name.startswith("i_")
     )
     half = Half(
-        time_s=time / US_PER_S,
+        time_s=time / 1e6,
         algbw_bytes_per_s=algbw * GB,
         busbw_bytes_per_s=busbw * GB,
         wrong=number_or_none(wrong, file, where),
@@ -297,7 +296,7 @@ def _json_half(row: dict[str, Any], name: str, size: int, file: str, where: str)
     host_time = "cpu_time" in known
     iterations = spread.items() if isinstance(spread, dict) else ()
     half = Half(
-        time_s=_figure(data, "cpu_time" if host_time else "time", file, where) / US_PER_S,
+        time_s=_figure(data, "cpu_time" if host_time else "time", file, where) / 1e6,
         algbw_bytes_per_s=_figure(data, "alg_bw", file, where) * GB,
         busbw_bytes_per_s=_figure(data, "bus_bw", file, where) * GB,
         wrong=_finite(known.get("nwrong")),

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
-from debubble.links.hop_times import CLASSES, Hop, LinkClass, nvlink_of
+from debubble.links.hop_times import CLASSES, GB, Hop, LinkClass, nvlink_of
 from debubble.links.logs.model import (
-    GB,
+    ROUNDED_GB_S,
     CopyLog,
     LinkErrors,
     Matrix,
@@ -42,8 +42,6 @@ _SUM = re.compile(r"^SUM (\S+)\s+(\S+)\s*$")
 _CLOSING = "NOTE: The reported results"
 # The status of a test that has not come to its end.
 _UNDER_WAY = "Running"
-# Each cell is printed with two digits after the point.
-_ROUNDED = 0.0051
 _FIGURE = re.compile(r"^((?:cpu|gpu\d+|gpu_all)_(?:to|and)_\S+)\s*(\S*)\s*(\S*)$")
 _END = r"(?:cpu|gpu\d+|gpu_all)"
 _NAME = re.compile(rf"^{_END}_(?:to|and)_{_END}_(?:(?:read|write)_)?by_(?:sm|dma)")
@@ -175,7 +173,7 @@ def _checked(matrix: Matrix, file: str) -> Matrix:
     """Hold the cells against their sum: what is missing does not add up."""
     known = [cell for row in matrix.cells for cell in row if cell is not None]
     total = matrix.sum or 0.0
-    if abs(sum(known) - total) > _ROUNDED * (len(known) + 1) + 1e-4 * abs(total):
+    if abs(sum(known) - total) > ROUNDED_GB_S * (len(known) + 1) + 1e-4 * abs(total):
         raise damaged(
             f"{matrix.name}: the figures add up to {sum(known):.2f}, and the log says {total:.2f}",
             file,

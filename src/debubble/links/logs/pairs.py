@@ -9,6 +9,8 @@ import numpy as np
 
 from debubble.errors import Code, Gap
 from debubble.links.hop_times import (
+    FEWEST,
+    NEARLY_ALL,
     Fit,
     Hop,
     Judgement,
@@ -36,11 +38,6 @@ from debubble.links.wiring import failing_links, inactive_links, rising_counters
 from debubble.simulate.costs.wire_pools import SLOW
 from debubble.timeline.model import F64
 from debubble.units import NS_PER_S, show_bytes
-
-# Fewer messages of a size are the first ones and their tails.
-_FEWEST = 5
-# So many of a hop's messages, from the quickest on, must take longer than they should.
-_NEARLY_ALL = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +104,7 @@ def _message_hops(
         of_hop = [message for log in logs for message in log.messages if message.hop == hop]
         # What is timed together is as long as the longest of it: only where there is nothing else.
         alone = [message for message in of_hop if message.alone]
-        of_hop = alone if len(alone) >= _FEWEST else of_hop
+        of_hop = alone if len(alone) >= FEWEST else of_hop
         for size in {message.size_bytes for message in of_hop if message.size_bytes}:
             sides = [
                 [m.time_ns for m in of_hop if m.size_bytes == size and m.sent == sent]
@@ -117,7 +114,7 @@ def _message_hops(
             # Recorders keep the last calls: the last of both sides are one message.
             count = min(map(len, sides)) if both else max(map(len, sides))
             lengths = np.array([side[-count:] for side in sides if side])
-            if count >= _FEWEST:
+            if count >= FEWEST:
                 took.setdefault(hop, {})[size] = lengths.min(axis=0)
     results = []
     for hop, sizes in sorted(took.items()):
@@ -130,7 +127,7 @@ def _message_hops(
             found.append(_judge(size, middle, classes.get(hop), history, hop))
         if peers:
             ratios = sizes[size] / peers
-            slow = bool(np.quantile(ratios, _NEARLY_ALL) > SLOW)
+            slow = bool(np.quantile(ratios, NEARLY_ALL) > SLOW)
             found.append(judge_ratio(float(np.median(ratios)), slow=slow, against="peers"))
         rungs = sorted((of, float(np.median(times))) for of, times in sizes.items())
         results.append(

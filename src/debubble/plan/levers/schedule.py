@@ -11,7 +11,7 @@ from debubble.plan.lever import Lever, Refusal, Start
 from debubble.plan.option import Idea
 from debubble.timeline.schedules import SCHEDULES
 
-FROM_FILE = "torch runs it from an order file (CSV), through its runtime"
+FROM_FILE = "schedules that torch lacks run from an order file (CSV)"
 
 
 def ideas(start: Start) -> Iterator[Idea | Refusal]:

@@ -320,7 +320,7 @@ def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
 
 def say_remedy(causes: str) -> str:
     """Say what a saving supposes."""
-    return " and ".join(REMEDIES[cause] for cause in causes.split("+"))
+    return ", ".join(REMEDIES[cause] for cause in causes.split("+"))
 
 
 def say_cause(ledger: Ledger, named: MainCause) -> str:
@@ -335,7 +335,7 @@ def say_cause(ledger: Ledger, named: MainCause) -> str:
         return f"{culprit}; repairing {hops} {little}{amount}"
     buys = f"{show_duration(saving.saved_ns)} ({show_percent(saving.saved_fraction)})"
     if len(saving.causes) > 1:
-        return f"{say_remedy(named.cause)}, together: saves {buys}; either alone saves less"
+        return f"{say_remedy(named.cause)}: saves {buys} together; either alone saves less"
     if named.slower_layers is not None and named.culprit_saved_ns is not None:
         alike = show_duration(named.culprit_saved_ns)
         share_alike = show_percent(named.culprit_saved_ns / max(before, 1))

@@ -211,7 +211,7 @@ def say_logs(logs: Sequence[Log], pairs: Sequence[PairResult]) -> str:
     """Say what logs tell, in a sentence."""
     first = next((result for result in pairs if result.judgement.slow), pairs[0] if pairs else None)
     if first is None:
-        return f"{counted(len(logs), 'log')} read; none of them measures one hop by itself."
+        return f"{counted(len(logs), 'log')} read; none measures a single hop."
     way = "↔" if first.both_ways else "→"
     name, rate = f"Hop {first.pair[0]} {way} {first.pair[1]}", show_rate(first.bytes_per_s)
     judged = first.judgement
@@ -220,7 +220,7 @@ def say_logs(logs: Sequence[Log], pairs: Sequence[PairResult]) -> str:
     if not first.both_ways:
         healthy = sum(result.judgement.verdict == Verdict.HEALTHY for result in pairs)
         return f"{counted(healthy, 'hop')} of {len(pairs)} healthy; none is slow."
-    return f"{name}: {rate} a direction with messages both ways, {judged.verdict}: {judged.why}."
+    return f"{name}: {rate} per direction with messages both ways, {judged.verdict}: {judged.why}."
 
 
 def say_live(hops: Sequence[LiveHop]) -> str:
@@ -239,7 +239,7 @@ def say_live(hops: Sequence[LiveHop]) -> str:
 
 def say_slow_hop(hop: LiveHop) -> str:
     """Say how slow a hop is, and who is ill."""
-    ill = {None: "", "link": "; with others both ranks are well: it is the link between them"}
+    ill = {None: "", "link": "; both ranks are fast with others: the link between them is slow"}
     more = ill.get(hop.ill, f"; {hop.ill} is slow with others, too")
     rate = show_rate(hop.bytes_per_s)
     return f"hop {hop.hop[0]} → {hop.hop[1]} {hop.judgement.why}, {rate}{more}"

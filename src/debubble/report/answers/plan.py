@@ -492,8 +492,8 @@ def _say_repair(plan: Plan, repair: Repair) -> str:
     hops = repair.option.change.repaired or ()
     takes = "take" if len(hops) > 1 else "takes"
     saved_ns = plan.baseline.window_ns - repair.option.window_ns
-    times = show_times(repair.times_expected)
-    slow = f"{_begin(name_hops(hops))} {takes} {times} as long as its peers"
+    times, peers = show_times(repair.times_expected), "their" if len(hops) > 1 else "its"
+    slow = f"{_begin(name_hops(hops))} {takes} {times} as long as {peers} peers"
     if saved_ns <= 0:
         return f"{slow}; repairing it gains nothing."
     saved = show_duration(saved_ns)

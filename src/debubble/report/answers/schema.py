@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from debubble.annexes.probe.answers import ProbeAnswer
+from debubble.annexes.tune.answers import DryRunAnswer, TuneAnswer
 from debubble.report.answers.base import Answer, ErrorAnswer
 from debubble.report.answers.compare import CompareAnswer, HistoryAnswer
 from debubble.report.answers.find import FindAnswer
@@ -17,10 +19,8 @@ from debubble.report.answers.inspect import InspectAnswer, NoPipelineAnswer
 from debubble.report.answers.link_tests import LiveAnswer, LogsAnswer
 from debubble.report.answers.links import LinksAnswer
 from debubble.report.answers.plan import PlanAnswer
-from debubble.report.answers.probe import ProbeAnswer
 from debubble.report.answers.server_plan import ServerPlanAnswer, ServerSimulateAnswer
 from debubble.report.answers.simulate import SimulateAnswer
-from debubble.report.answers.tune import DryRunAnswer, TuneAnswer
 
 ANSWERS: dict[str, type[Answer]] = {
     "inspect": InspectAnswer,

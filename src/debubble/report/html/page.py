@@ -103,7 +103,7 @@ def report_markup(report: Report) -> str:
 {"".join(report.sections)}
 {_warnings(page)}
 {_figures(page)}
-<section class="notes"><p>debubble {safe(__version__)}; this file asks for nothing.</p></section>
+<section class="notes"><p>debubble {safe(__version__)}; this file loads nothing.</p></section>
 </main>
 <div id="tip" role="status" hidden></div>
 <script type="application/json" id="data">{_data(report)}</script>

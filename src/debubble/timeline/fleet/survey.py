@@ -85,7 +85,7 @@ def measure_asked(
         )
         if question.in_flight is not None and figures.kind != "stream":
             raise UsageError(
-                "--in-flight-measured is about a server, and this run has steps",
+                "--in-flight-measured is only for servers, and this run has steps",
                 hint="leave it out",
             )
         unknown = figures.schedule is None and figures.kind != "stream"

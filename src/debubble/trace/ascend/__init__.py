@@ -130,8 +130,8 @@ def read(known: TraceFile, limits: Limits) -> Reading:
     if messages:
         gap = Gap(
             code=Code.UNLINKED_MESSAGES,
-            message=f"{counted(messages, 'message')} of its device, which do not say to whom",
-            hint="no pipeline can be told from them; give a table of passes, or spans of passes",
+            message=f"{counted(messages, 'message')} of its device without a peer",
+            hint="they show no pipeline; give a table of passes, or spans of passes",
             file=known.file,
             rank=known.rank,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from debubble.report.answers.probe import PipelinePart, ProbeAnswer
+from debubble.annexes.probe.answers import PipelinePart, ProbeAnswer
 from debubble.report.text import Page, Table
 from debubble.units import (
     UNKNOWN,

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from debubble.annexes.tune.answers import say_tuning
 from debubble.annexes.tune.journal import Expectation, Run
 from debubble.annexes.tune.loop import Tuning
 from debubble.annexes.tune.once import Improvement
@@ -21,7 +22,6 @@ from debubble.report.answers.base import list_warnings
 from debubble.report.answers.change import ChangePart, describe, describe_refused
 from debubble.report.answers.compare import answer_compare, say_comparison
 from debubble.report.answers.find import answer_find
-from debubble.report.answers.tune import say_tuning
 from debubble.report.text import Page, Table, refused_table
 from debubble.timeline.job import Basis
 from debubble.units import (
