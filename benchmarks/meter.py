@@ -40,7 +40,7 @@ import debubble
 from debubble.annexes.meter.figures import CHART, RankFigures, StepFigures
 from debubble.annexes.meter.settings import Settings
 from debubble.capture.settings import environment_for
-from debubble.timeline.bubble import measure_windows
+from debubble.timeline.figures import measure_windows
 from debubble.timeline.inside import measure_inside, put_inside
 from debubble.timeline.model import Timeline, union_of
 from debubble.timeline.steps import only_steps

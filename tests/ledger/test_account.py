@@ -23,7 +23,7 @@ from debubble.errors import Code
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import find_bottleneck, name_causes
-from debubble.timeline.bubble import measure_windows
+from debubble.timeline.figures import measure_windows
 from debubble.timeline.model import Intervals
 
 SCHEDULES = ("forward-only", "gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zbv", "dualpipe-v")

@@ -32,7 +32,7 @@ PLANTS = {
     "collective": {"collective": (2, 4 * MS)},
 }
 # In runs of four microbatches: of those no lever is priced.
-MISSED_BY_THE_SIMULATOR = {"jitter", "host"}
+MISSED_BY_THE_SIMULATOR = {"host"}
 CULPRITS = {
     "imbalance": {"rank": 3, "stage": 3},
     "slow_link": {"hop": (1, 2)},

@@ -34,8 +34,8 @@ def test_a_slow_device_is_named_with_both_remedies_priced(tmp_path, slow):
     analysis = run_again(recorded_run("1f1b_m8"), tmp_path, slow, 1.5)
     named = long_stage(analysis)
     assert named.rank == slow
-    assert "times those of other stages, check its device" in named.sentence
-    assert "; split " in named.sentence
+    assert named.sentence.startswith(f"rank {slow} is a slow device: the layers of stage {slow} ")
+    assert "; fixing that saves " in named.sentence
     (split,) = (each for each in debubble.plan(analysis).options if each.lever == "split")
     assert f"; {split.words}: " in named.sentence
     assert split.change.split[slow] < 4
@@ -48,4 +48,4 @@ def test_a_slow_device_is_named_with_both_remedies_priced(tmp_path, slow):
 def test_a_stage_with_more_layers_is_no_slow_device():
     named = long_stage(debubble.analyse(H200 / "1f1b_p3_m7"))
     assert named.rank == 1
-    assert "check its device" not in named.sentence
+    assert "slow device" not in named.sentence

@@ -78,7 +78,10 @@ def test_what_is_not_expected_to_gain_is_not_to_be_tried():
     baseline, _timeline = planned_run(*APART, wire_ns=3 * MS)
     found = consider(baseline)
     assert found.slowdown is None
-    for gain, hope in ((0.05, "unknown, try it; "), (-0.05, "unknown, and not likely to gain; ")):
+    for gain, hope in (
+        (0.05, "not measured, try it; "),
+        (-0.05, "not measured, unlikely to gain; "),
+    ):
         option = replace(found.option, throughput_gain=gain, throughput_low=gain - 0.1)
         overlap = replace(found, option=option)
         plan = Plan(

@@ -12,7 +12,7 @@ from support.traces.recordings import DATA, H200
 from timeline.test_mixed_runs import later
 
 from debubble.errors import Code
-from debubble.timeline.bubble import measure_windows
+from debubble.timeline.figures import measure_windows
 from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.trace.columns import Kernels, Operation, Operators, build
 from debubble.trace.run import Run

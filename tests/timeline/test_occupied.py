@@ -13,7 +13,7 @@ from support.simulator.analysis import (
 )
 from support.simulator.host_programs import MS
 
-from debubble.timeline.bubble import measure_windows
+from debubble.timeline.figures import measure_windows
 
 OPTIMIZER_NS = 12 * MS
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from debubble.timeline.bubble import measure_stream
+from debubble.timeline.figures import measure_stream
 from debubble.timeline.model import union_of
 from debubble.timeline.transfers import RankMessages, find_shift
 from debubble.timeline.work import Messages

@@ -18,14 +18,13 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.errors import Code, Gap
-from debubble.ledger.account import Culprit, Example, cut_steps
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.ledger.ledger import MOST_OFF, Wait
+from debubble.ledger.ledger import MOST_OFF, Culprit, Example, Wait, cut_steps
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts
 from debubble.serving.waits import Piece, Waits
-from debubble.timeline.bubble import turn_of
+from debubble.timeline.figures import turn_of
 from debubble.timeline.model import F64, Intervals, RankTimeline, split
 from debubble.timeline.turns import Phase
 from debubble.units import NS_PER_S, show_percent

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from debubble.timeline.bubble import StreamFigures
-from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.figures import PipelineFigures, StreamFigures
 from debubble.timeline.model import (
     I64,
     Columns,

@@ -23,7 +23,7 @@ import numpy as np
 
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue
-from debubble.timeline.bubble import FEWEST_BATCHES
+from debubble.timeline.figures import FEWEST_BATCHES
 from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
 from debubble.timeline.turns import Phase
 from debubble.timeline.work import Work, find_synchronisations, find_work

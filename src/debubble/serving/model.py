@@ -18,7 +18,7 @@ from debubble.serving.batches import Batches
 from debubble.serving.costs import Costs, measure_costs, pass_ns, wire_ns
 from debubble.serving.queue import Queue
 from debubble.serving.traffic import ServerRates, Setting, Traffic, calibrate, serve
-from debubble.timeline.bubble import FEWEST_BATCHES
+from debubble.timeline.figures import FEWEST_BATCHES
 from debubble.timeline.turns import Phase
 from debubble.trace.columns import RankTrace
 from debubble.trace.server_notes import Span

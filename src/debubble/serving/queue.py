@@ -19,7 +19,7 @@ import numpy as np
 
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.simulate.events import Edges, Network
-from debubble.timeline.bubble import FEWEST_BATCHES, turn_of
+from debubble.timeline.figures import FEWEST_BATCHES, turn_of
 from debubble.timeline.model import I64, Flags
 
 # A host that could have gone on earlier shows what it takes in its quickest turns.

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.errors import Code, Gap, NoPipeline
-from debubble.timeline.bubble import CLIPPING, DATA_LOADING, OPTIMIZER, REDUCTION
 from debubble.timeline.clock import Clocks, align, shift_transfers
+from debubble.timeline.figures import CLIPPING, DATA_LOADING, OPTIMIZER, REDUCTION
 from debubble.timeline.model import (
     I32,
     I64,

@@ -8,9 +8,8 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
-from debubble.ledger.account import find_culprits
 from debubble.ledger.causes import CAUSE_OF, Cause
-from debubble.ledger.ledger import MATTERS, Ledger
+from debubble.ledger.ledger import MATTERS, Ledger, find_culprits
 from debubble.ledger.savings import HEAD_OF_LINE
 from debubble.ledger.verdict import LITTLE, Bottleneck, MainCause
 from debubble.measure.worth import Rates, Worth
@@ -358,8 +357,8 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
             return f"{where} takes {more}{_besides(ledger, named.stage)}"
         slower = show_times(named.slower_layers)
         return (
-            f"{where} takes {more}: its layers take {slower} those of other stages, check its "
-            "device"
+            f"rank {named.rank} is a slow device: the layers of stage {named.stage} take {slower} "
+            f"those of other stages, the stage {more}"
         )
     if named.slow_hops:
         return _say_slow(named)
