@@ -208,7 +208,7 @@ class Analysis:
         return (
             Gap(
                 code=Code.MISSING_RANKS,
-                message=f"without {numbered('rank', missing)} nobody knows who came last to "
+                message=f"without {numbered('rank', missing)} it is unknown who came last to "
                 f"collectives inside passes: ranks wait {show_percent(bubble)} if those are work, "
                 f"{show_percent(bubble + more)} if those are waiting",
                 hint="add the traces of all ranks",

@@ -49,7 +49,7 @@ def test_who_came_last_is_left_open_where_a_member_was_not_captured(analysis, tm
         analysis.pipeline.bubble_fraction, abs=0.01
     )
     assert part.pipeline.useful_fraction == pytest.approx(useful, abs=0.01)
-    [said] = [gap.message for gap in part.warnings if "nobody knows who came last" in gap.message]
+    [said] = [gap.message for gap in part.warnings if "it is unknown who came last" in gap.message]
     [own, _] = part.pipeline.shares  # rank 3 is there: what rank 2 waits in collectives is known
     most = part.pipeline.bubble_fraction + (1 - own.useful_fraction - own.bubble_fraction) / 2
     assert f"{100 * most:.0f} % if those are waiting" in said

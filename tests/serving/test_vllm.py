@@ -137,7 +137,9 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
     assert plan.as_is.tokens_out_per_s == pytest.approx(measured, rel=0.02)
     noted = debubble.find(analysis).stream.profiler
     if noted is not None:  # one home: `find` and `plan` say the same
-        assert plan.as_is.tokens_out_per_s == noted.captured_tokens_out_per_s
+        assert plan.as_is.tokens_out_per_s == pytest.approx(
+            noted.captured_tokens_out_per_s, rel=1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def test_tokens_of_a_draft_are_no_requests_and_are_not_priced(tmp_path):
     assert drafted.stream.batches.tokens.tolist() == (3 * plain.stream.batches.tokens).tolist()
     assert drafted.stream.spent == plain.stream.spent  # a draft is part of its stage
     assert debubble.find(drafted).named[0].stage == 3
-    with pytest.raises(NoFit, match="how many are accepted no trace tells"):
+    with pytest.raises(NoFit, match="the traces do not show how many are accepted"):
         drafted.plan_server()
 
 
@@ -329,5 +331,5 @@ def test_a_server_of_prompts_alone_is_told_as_that(tmp_path):
     altered_captures.write(altered_captures.each(prompts)(traces), tmp_path)
     analysis = debubble.analyse(tmp_path)
     assert {part.phase for part in analysis.phases} == {"prefill"}
-    with pytest.raises(NoFit, match="a server of prompts alone is not priced"):
+    with pytest.raises(NoFit, match="no predictions for servers of prompts only"):
         analysis.plan_server()

@@ -96,7 +96,7 @@ def test_a_stream_is_measured_and_says_why_it_has_no_plan(tmp_path):
     finding = told(sorted(tmp_path.glob("*rank*"))).finding
     assert "bubble_fraction" in finding.metrics
     assert finding.plan is None
-    assert "decode" in finding.no_plan
+    assert "prompts only" in finding.no_plan
     assert told(recorded("fwd_closed_m4")).finding.no_plan == ""
 
 

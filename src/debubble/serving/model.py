@@ -92,13 +92,13 @@ def model_server(
     batches, queue = account.batches, _queue_of(account)
     if batches.drafted:
         raise NoFit(
-            "batches check drafts of several tokens: how many are accepted no trace tells",
-            hint="what the batches wait for, `find` says; a draft is part of its stage there",
+            "batches check drafts of several tokens: the traces do not show how many are accepted",
+            hint="`find` says what the batches wait for; a draft is part of its stage there",
         )
     if batches.with_prompts.all():
         raise NoFit(
-            "every captured batch holds prompts: a server of prompts alone is not priced",
-            hint="what its stages wait for, `find` says; one that also decodes: capture longer",
+            "every captured batch holds prompts: no predictions for servers of prompts only",
+            hint="`find` says what its stages wait for; if it also decodes, capture longer",
         )
     costs = measure_costs(batches, queue, traces, layers)
     if costs is None:
