@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 
 import debubble
-from debubble.ledger import ledger as ledger_module
+from debubble.ledger import account as account_module
 from debubble.ledger.causes import CAUSES, RootKind
 from debubble.timeline.model import PassKind
 
@@ -28,13 +28,13 @@ def long_pipeline(path, stages, microbatches=3):
 def test_waits_of_a_long_pipeline_are_grouped_and_not_looked_at_one_by_one(tmp_path, monkeypatch):
     """Each rank waits for every other: of thousands of waits only examples become objects."""
     looked_at = []
-    example = ledger_module._example
+    example = account_module._example
     monkeypatch.setattr(
-        ledger_module, "_example", lambda *words: looked_at.append(1) or example(*words)
+        account_module, "_example", lambda *words: looked_at.append(1) or example(*words)
     )
     analysis = debubble.analyse(long_pipeline(tmp_path / "ops.csv", 40))
     waits = sum(len(account) for account in analysis.ledger.accounts)
-    found = ledger_module.find_culprits(
+    found = account_module.find_culprits(
         analysis.ledger.steps, analysis.ledger.accounts, analysis.ledger.ranks, waiter=39, most=2
     )
     assert waits > 3000

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from debubble.errors import Code, Gap
+from debubble.ledger.account import Culprit, Example, cut_steps
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.ledger.ledger import MOST_OFF, Culprit, Example, Wait, cut_steps
+from debubble.ledger.ledger import MOST_OFF, Wait
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts

@@ -8,8 +8,9 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
+from debubble.ledger.account import find_culprits
 from debubble.ledger.causes import CAUSE_OF, Cause
-from debubble.ledger.ledger import MATTERS, Ledger, find_culprits
+from debubble.ledger.ledger import MATTERS, Ledger
 from debubble.ledger.savings import HEAD_OF_LINE
 from debubble.ledger.verdict import LITTLE, Bottleneck, MainCause
 from debubble.measure.worth import Rates, Worth

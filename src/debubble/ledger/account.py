@@ -1,0 +1,647 @@
+"""A measured step in → its account: every nanosecond under one cause, and whom it waited for.
+
+A wait belongs to what it waited for last, and from there on back to what that waited for, as long
+as it waits: `Happened` of the engine, over the edges that a replay runs on. Rank 1 waits here for
+its F 0, from 0 to 7:
+
+    rank 0   [ F 0 ]──send─┐         0 to 4   rank 0's F 0: the send had nothing else to wait for
+    rank 1   recv··········[ F 0 ]   4 to 7   the message, from when both sides were there
+
+A wait is then cut into causes: a pass by how far it was, a message by what its peers take.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
+from operator import or_
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from debubble.ledger.causes import (
+    CAUSES,
+    NUMBER_OF,
+    Cause,
+    RootKind,
+    Stretch,
+)
+from debubble.links.hop_times import ExpectedTimes
+from debubble.simulate import events
+from debubble.simulate.costs.passes import (
+    PassCosts,
+    collectives_of,
+)
+from debubble.simulate.engine import Engine
+from debubble.simulate.measured import MeasuredStep
+from debubble.timeline.model import (
+    I32,
+    I64,
+    U8,
+    Flags,
+    Intervals,
+    PassKind,
+    RankTimeline,
+    split,
+    without,
+)
+
+
+class Piece(NamedTuple):
+    """A stretch of a wait with one root."""
+
+    begin: int
+    end: int
+    kind: RootKind
+    row: int
+    queued: bool = False
+    """On the way to it a message stood behind another one in its queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankHost:
+    """What held a rank up besides passes and messages, from the start of the window."""
+
+    collectives: Intervals
+    """Of passes; those that nothing covered."""
+    data_parallel: Intervals
+    """Gathers and reductions beside passes."""
+    unissued: Intervals
+    """Its host had not issued what ran next."""
+    synchronised: Intervals
+    """Its device had kept that host."""
+
+    def cut(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Cut a stretch in which the rank could have gone on, by what held it up."""
+        for first, last, collective in split(self.collectives, begin, end):
+            if collective:
+                yield Piece(first, last, RootKind.COLLECTIVE, place)
+                continue
+            for begun, ended, gathers in split(self.data_parallel, first, last):
+                if gathers:
+                    yield Piece(begun, ended, RootKind.DATA_PARALLEL, place)
+                    continue
+                for since, until, late in split(self.unissued, begun, ended):
+                    if late:
+                        yield from self.cut_late(place, since, until)
+                    else:
+                        yield Piece(since, until, RootKind.NOTHING, place)
+
+    def cut_late(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Cut a stretch in which the host was late: kept by its device, or of itself."""
+        for first, last, kept in split(self.synchronised, begin, end):
+            yield Piece(first, last, RootKind.HOST_SYNC if kept else RootKind.HOST, place)
+
+
+class Waits:
+    """Says why a rank waited, for any wait of a step. Times count from the start of its window."""
+
+    def __init__(self, step: MeasuredStep, hosts: tuple[RankHost, ...]) -> None:
+        """Take what held each rank up besides."""
+        program, times = step.program, step.times
+        passes, messages = program.passes, program.messages
+        self._hosts = hosts
+        self._happened = Engine(program).measured(times)
+        self._passes, self._batches = len(passes), len(program.batches)
+        places = range(len(program.ranks))
+        self._rows = [np.flatnonzero(passes.place == place).tolist() for place in places]
+        self._starts = [[self._happened.moments_ns[row] for row in rows] for rows in self._rows]
+        self._places = [*passes.place.tolist(), *program.batches.place.tolist()]
+        self._issued: list[int] = step.lengths.batch_floor.tolist()
+        self._end = self._passes + int(times.pass_end.argmax())
+        # A batch lasts until the message whose sides were there last has come.
+        there = np.maximum(times.batch_start[messages.sent], times.batch_start[messages.received])
+        latest = np.argsort(there, kind="stable")
+        carried = np.full(self._batches, -1)
+        sides = np.stack((messages.sent[latest], messages.received[latest]), axis=1)
+        carried[sides.ravel()] = np.repeat(latest, 2)  # the last to be written stays
+        self._carried: list[int] = carried.tolist()
+        needs = zip(messages.consumer.tolist(), messages.received.tolist(), strict=True)
+        self._inputs = {need: message for message, need in enumerate(needs)}
+        """By pass and batch, the message that the pass needs of it."""
+
+    def follow(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+        """Yield why a rank waited from `begin` to `end`, in no pass: pieces that cover it."""
+        number = bisect_right(self._starts[place], begin)
+        rows = self._rows[place]
+        waited_for = rows[number] if number < len(rows) else self._end
+        way = [*self._happened.way_back(waited_for, begin, end)]
+        behind = [self._stands_behind_another(stretch.event) for stretch in way]
+        queued = [False, *accumulate(behind, or_)]
+        for stretch, is_queued in zip(reversed(way), reversed(queued[:-1]), strict=True):
+            for piece in self._of(stretch):
+                yield piece._replace(queued=True) if is_queued else piece
+
+    def _stands_behind_another(self, event: int) -> bool:
+        """Tell a batch whose start waited for another batch last."""
+        first, end = 2 * self._passes, 2 * self._passes + self._batches
+        return first <= event < end and self._happened.last_source[event] >= first
+
+    def _of(self, stretch: events.Stretch) -> Iterator[Piece]:
+        """Say what a rank did, or did not, while all that an event needs was there."""
+        event, waiting, begin, end = stretch
+        starts_of_batches, ends_of_batches = 2 * self._passes, 2 * self._passes + self._batches
+        if event < 0:
+            yield Piece(begin, end, RootKind.NOTHING, -1)
+        elif event < self._passes:
+            yield from self._hosts[self._places[event]].cut(self._places[event], begin, end)
+        elif event < starts_of_batches:
+            yield Piece(begin, end, RootKind.PASS, event - self._passes)
+        elif event < ends_of_batches:
+            batch = event - starts_of_batches
+            place = self._places[self._passes + batch]
+            issued = min(max(self._issued[batch], begin), end)
+            if begin < issued:
+                yield from self._hosts[place].cut_late(place, begin, issued)
+            if issued < end:
+                yield from self._hosts[place].cut(place, issued, end)
+        else:
+            batch = event - ends_of_batches
+            message = self._inputs.get((waiting, batch), self._carried[batch])
+            yield Piece(begin, end, RootKind.MESSAGE, message)
+
+
+Cut = tuple[int, int, Cause]
+AnyArray = NDArray[np.generic]
+_COMPUTE, _COLLECTIVE = NUMBER_OF[Cause.COMPUTE], NUMBER_OF[Cause.COLLECTIVE]
+_HOST, _UNEXPLAINED = NUMBER_OF[Cause.HOST], NUMBER_OF[Cause.UNEXPLAINED]
+_HOST_SYNC, _DATA_PARALLEL = NUMBER_OF[Cause.HOST_SYNC], NUMBER_OF[Cause.DATA_PARALLEL]
+_CLAIMING = tuple((cause, cause.about.claims) for cause in CAUSES if cause.about.claims)
+_NEVER = np.iinfo(np.int64).max
+_OF_RANKS = {
+    RootKind.HOST: Cause.HOST,
+    RootKind.HOST_SYNC: Cause.HOST_SYNC,
+    RootKind.COLLECTIVE: Cause.COLLECTIVE,
+    RootKind.DATA_PARALLEL: Cause.DATA_PARALLEL,
+}
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The waits of a rank, as they are written."""
+
+    place: int
+    start: list[int] = field(default_factory=list)
+    end: list[int] = field(default_factory=list)
+    cause: list[int] = field(default_factory=list)
+    kind: list[int] = field(default_factory=list)
+    root: list[int] = field(default_factory=list)
+    queued: list[bool] = field(default_factory=list)
+
+    def add(self, cut: Cut, piece: Piece) -> None:
+        self.start.append(cut[0])
+        self.end.append(cut[1])
+        self.cause.append(NUMBER_OF[cut[2]])
+        self.kind.append(piece.kind)
+        self.root.append(piece.row)
+        self.queued.append(piece.queued)
+
+
+class _Cutter:
+    """Cuts what was waited for into causes."""
+
+    def __init__(
+        self,
+        step: MeasuredStep,
+        costs: PassCosts,
+        expected: ExpectedTimes,
+        hosts: tuple[RankHost, ...],
+    ) -> None:
+        self._step = step
+        self._costs = costs
+        self._expected = expected.seen
+        self._hosts = hosts
+        self._bounds: dict[int, tuple[int, int, int, int, int, int]] = {}
+        passes, times = step.program.passes, step.times
+        places = range(len(step.program.ranks))
+        self._first = [
+            times.pass_start[passes.place == place].min(initial=_NEVER) for place in places
+        ]
+        self._last = [times.pass_end[passes.place == place].max(initial=0) for place in places]
+
+    def cut(self, waiter: int, piece: Piece) -> Iterator[Cut]:
+        """Yield the causes of a piece of a wait, in order of time."""
+        if piece.kind is RootKind.PASS:
+            yield from self._cut_pass(waiter, piece)
+        elif piece.kind is RootKind.MESSAGE:
+            yield from self._cut_message(piece)
+        else:
+            yield piece.begin, piece.end, _OF_RANKS.get(piece.kind, Cause.UNEXPLAINED)
+
+    def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Cut]:
+        """Cut by how far the pass was: an equal share, its stage's excess, its device's, its own.
+
+        Its data come between the last two.
+        """
+        began, place, equal, sound, usual, uneven = self._bounds_of(piece.row)
+        host = self._hosts[place]
+        for begin, end, cause in _by_collective(host, piece.begin, piece.end):
+            if cause is not None:
+                yield begin, end, cause
+                continue
+            # Where in the pass this stretch begins, collectives before it left out.
+            into = begin - began
+            into -= host.collectives.inside(began, begin) + host.data_parallel.inside(began, begin)
+            scheduled = Cause.TURNAROUND
+            if begin < self._first[waiter]:
+                scheduled = Cause.WARM_UP
+            elif begin >= self._last[waiter]:
+                scheduled = Cause.DRAIN
+            yield from cut_steps(
+                begin,
+                end,
+                (
+                    (equal - into, scheduled),
+                    (sound - into, Cause.IMBALANCE),
+                    (usual - into, Cause.WORKER),
+                    (uneven - into, Cause.DATA),
+                ),
+                Cause.JITTER,
+            )
+
+    def _bounds_of(self, row: int) -> tuple[int, int, int, int, int, int]:
+        """Return a pass's start and place, and how far into it each of its causes reaches."""
+        known = self._bounds.get(row)
+        if known is None:
+            passes = self._step.program.passes
+            key = (int(passes.stage[row]), int(passes.kind[row]))
+            number = int(passes.microbatch[row])
+            typical = self._costs.typical(key, number)
+            usual = typical / self._costs.heavy
+            known = self._bounds[row] = (
+                int(self._step.times.pass_start[row]),
+                int(passes.place[row]),
+                self._costs.equal[key],
+                round(typical * self._costs.sound[key] / max(self._costs.median[key], 1)),
+                round(usual),
+                round(usual * self._costs.data.get((self._step.number, key[1], number), 1.0)),
+            )
+        return known
+
+    def _cut_message(self, piece: Piece) -> Iterator[Cut]:
+        messages, times = self._step.program.messages, self._step.times
+        both = max(
+            int(times.batch_start[messages.sent[piece.row]]),
+            int(times.batch_start[messages.received[piece.row]]),
+        )
+        fair = int(self._expected[piece.row]) - (piece.begin - both)
+        yield from cut_steps(piece.begin, piece.end, ((fair, Cause.TRANSFER),), Cause.SLOW_LINK)
+
+
+def _by_collective(host: RankHost, begin: int, end: int) -> Iterator[tuple[int, int, Cause | None]]:
+    """Cut a stretch by the collectives that it lies in: of passes, beside them, or none."""
+    for first, last, inside in split(host.collectives, begin, end):
+        if inside:
+            yield first, last, Cause.COLLECTIVE
+            continue
+        for begun, ended, beside in split(host.data_parallel, first, last):
+            yield begun, ended, Cause.DATA_PARALLEL if beside else None
+
+
+def account_step(
+    step: MeasuredStep,
+    ranks: tuple[RankTimeline, ...],
+    costs: PassCosts,
+    expected: ExpectedTimes,
+) -> Account:
+    """Cut ranks and window into intervals with one cause each; nothing is left out."""
+    begin, length = step.begin_ns, int(step.times.pass_end.max())
+    hosts = tuple(
+        RankHost(
+            collectives=clip(collectives_of(rank), begin, length),
+            data_parallel=clip(rank.data_parallel, begin, length),
+            unissued=clip(rank.unissued, begin, length),
+            synchronised=clip(rank.synchronised, begin, length),
+        )
+        for rank in ranks
+    )
+    waits, cutter = Waits(step, hosts), _Cutter(step, costs, expected, hosts)
+    parts = []
+    for place, (rank, host) in enumerate(zip(ranks, hosts, strict=True)):
+        computes = without(clip(rank.occupied, begin, length), host.collectives)
+        computes = without(computes, host.data_parallel)
+        runs = step.program.passes.place == place
+        passes = Intervals(start_ns=step.times.pass_start[runs], end_ns=step.times.pass_end[runs])
+        known, idle = _cut_rank(computes, host, passes, length)
+        rows = _Rows(place)
+        for wait in idle:
+            for piece in waits.follow(place, *wait):
+                for cut in cutter.cut(place, piece):
+                    rows.add(_claimed(step, place, piece, cut) if _CLAIMING else cut, piece)
+        parts.append(_in_order(place, known, rows))
+    account = Account(
+        **{
+            column.name: np.concatenate([part[column.name] for part in parts])
+            for column in fields(Account)
+        }
+    )
+    return _part_collectives(account, tuple(clip(r.shared.waits, begin, length) for r in ranks))
+
+
+def _part_collectives(account: Account, waits: tuple[Intervals, ...]) -> Account:
+    """Tell what a collective takes of itself from waiting in it for its last member.
+
+    A rank's own, or those of the rank that is waited for.
+    """
+    if not any(len(stretches.start_ns) for stretches in waits):
+        return account
+    rows: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    causes: list[int] = []
+    for row, cause in enumerate(account.cause.tolist()):
+        begin, end = int(account.start_ns[row]), int(account.end_ns[row])
+        cuts: Iterable[tuple[int, int, bool]] = ((begin, end, False),)
+        if cause == _COLLECTIVE:
+            waited_for = account.root_kind[row] == RootKind.COLLECTIVE
+            place = int(account.root[row] if waited_for else account.place[row])
+            cuts = split(waits[place], begin, end)
+        for first, last, waiting in cuts:
+            rows.append(row)
+            starts.append(first)
+            ends.append(last)
+            causes.append(NUMBER_OF[Cause.COLLECTIVE_WAIT] if waiting else cause)
+    parted = account.where(np.array(rows, dtype=np.int64))
+    return replace(
+        parted,
+        start_ns=np.array(starts, dtype=np.int64),
+        end_ns=np.array(ends, dtype=np.int64),
+        cause=np.array(causes, dtype=np.uint8),
+    )
+
+
+def _claimed(step: MeasuredStep, place: int, piece: Piece, cut: Cut) -> Cut:
+    """Put a stretch under the first cause that claims it."""
+    begin, end, cause = cut
+    stretch = Stretch(
+        begin=begin, end=end, cause=cause, place=place, kind=piece.kind, root=piece.row
+    )
+    taken = next((other for other, claims in _CLAIMING if claims(step, stretch)), cause)
+    return begin, end, taken
+
+
+def _cut_rank(
+    computes: Intervals, host: RankHost, passes: Intervals, length: int
+) -> tuple[tuple[I64, I64, I64], list[tuple[int, int]]]:
+    """Return what a rank did, and gaps inside its passes, by cause; and its waits between them."""
+    collectives, data = host.collectives, host.data_parallel
+    edges = [np.array([0, length])]
+    for intervals in (computes, collectives, data, passes, host.unissued, host.synchronised):
+        edges += [intervals.start_ns, intervals.end_ns]
+    moments = np.unique(np.clip(np.concatenate(edges), 0, length))
+    start, end = moments[:-1], moments[1:]
+    occupied = _covers(computes, start) | _covers(collectives, start) | _covers(data, start)
+    waits = ~occupied & ~_covers(passes, start)
+    whose = np.where(_covers(host.synchronised, start), _HOST_SYNC, _HOST)
+    cause = np.where(_covers(host.unissued, start), whose, _UNEXPLAINED)
+    cause = np.where(_covers(data, start), _DATA_PARALLEL, cause)
+    cause = np.where(_covers(collectives, start), _COLLECTIVE, cause)
+    cause = np.where(_covers(computes, start), _COMPUTE, cause)
+    first = waits & ~np.concatenate(([False], waits[:-1]))
+    last = waits & ~np.concatenate((waits[1:], [False]))
+    return (
+        (start[~waits], end[~waits], cause[~waits]),
+        list(zip(start[first].tolist(), end[last].tolist(), strict=True)),
+    )
+
+
+def _covers(intervals: Intervals, moments: I64) -> Flags:
+    """Tell which moments lie in one of some intervals."""
+    begun = np.searchsorted(intervals.start_ns, moments, side="right")
+    over = np.searchsorted(intervals.end_ns, moments, side="right")
+    inside: Flags = begun > over
+    return inside
+
+
+def _in_order(place: int, known: tuple[I64, I64, I64], rows: _Rows) -> dict[str, AnyArray]:
+    """Lay what a rank did and what it waited for one after the other."""
+    start = np.concatenate((known[0], np.array(rows.start, dtype=np.int64)))
+    order = np.argsort(start)
+    # The host of a rank is to blame for gaps inside its own passes.
+    late, kept = known[2] == _HOST, known[2] == _HOST_SYNC
+    kind = np.where(late, RootKind.HOST, np.where(kept, RootKind.HOST_SYNC, RootKind.NOTHING))
+    root = np.where(late | kept, place, -1)
+    columns: dict[str, AnyArray] = {
+        "start_ns": start,
+        "end_ns": np.concatenate((known[1], np.array(rows.end, dtype=np.int64))),
+        "cause": np.concatenate((known[2], np.array(rows.cause, dtype=np.int64))).astype(np.uint8),
+        "root_kind": np.concatenate((kind, np.array(rows.kind, dtype=np.int64))).astype(np.uint8),
+        "root": np.concatenate((root, np.array(rows.root, dtype=np.int64))).astype(np.int32),
+        "queued": np.concatenate((np.zeros(len(root), dtype=bool), np.array(rows.queued, bool))),
+    }
+    ordered = {name: column[order] for name, column in columns.items()}
+    return ordered | {"place": np.full(len(order), place, dtype=np.int32)}
+
+
+def cut_steps(
+    begin: int, end: int, parts: tuple[tuple[int, Cause], ...], rest: Cause
+) -> Iterator[Cut]:
+    """Cut a stretch at the given distances from its begin, each under its cause."""
+    at = begin
+    for distance, cause in parts:
+        until = min(end, max(at, begin + distance))
+        if at < until:
+            yield at, until, cause
+            at = until
+    if at < end:
+        yield at, end, rest
+
+
+def clip(intervals: Intervals, begin: int, length: int) -> Intervals:
+    """Return intervals as they lie in a window, counted from its start."""
+    start = np.clip(intervals.start_ns - begin, 0, length)
+    end = np.clip(intervals.end_ns - begin, 0, length)
+    kept = end > start
+    return Intervals(start_ns=start[kept], end_ns=end[kept])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Intervals that cover ranks and window exactly, sorted by rank and start."""
+
+    place: I32
+    start_ns: I64
+    """From the start of the window."""
+    end_ns: I64
+    cause: U8
+    root_kind: U8
+    root: I32
+    """The row of the pass or message waited for; the place of the rank whose host was late."""
+    queued: Flags
+    """Somewhere on the way a message stood behind another one in its queue."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def length_ns(self) -> I64:
+        """How long each is."""
+        length: I64 = self.end_ns - self.start_ns
+        return length
+
+    def where(self, kept: Flags | I64) -> Account:
+        """Return a part of the rows."""
+        return Account(**{column.name: getattr(self, column.name)[kept] for column in fields(self)})
+
+    def total_of(self, cause: Cause) -> int:
+        """Return the nanoseconds under a cause."""
+        return int(self.length_ns[self.cause == NUMBER_OF[cause]].sum())
+
+    def totals(self) -> dict[Cause, int]:
+        """Return the nanoseconds under every cause."""
+        sums = np.zeros(len(CAUSES), dtype=np.int64)
+        np.add.at(sums, self.cause, self.length_ns)
+        return dict(zip(CAUSES, sums.tolist(), strict=True))
+
+
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A wait to look at in a viewer: the waiting rank's file, the moment, the length."""
+
+    file: str
+    ts_us: float
+    dur_us: float
+    rank: int
+    waits_for: str
+    """`3B5` for a pass (stage, kind, microbatch), `2→3` for a hop, empty for a host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """Something that ranks waited for under one cause."""
+
+    cause: Cause
+    rank: int
+    """Whose pass or host it was; the sender's of a hop."""
+    stage: int | None = None
+    kind: str | None = None
+    hop: tuple[int, int] | None = None
+    """Sending and receiving rank."""
+    wait_ns: int
+    """All ranks and steps together."""
+    examples: tuple[Example, ...] = ()
+
+
+def find_culprits(
+    steps: Sequence[MeasuredStep],
+    accounts: Sequence[Account],
+    ranks: tuple[RankTimeline, ...],
+    waiter: int | None = None,
+    most: int | None = None,
+) -> tuple[Culprit, ...]:
+    """List whom ranks waited for, the longest first; or the `most` that one rank (by place) did.
+
+    A pipeline of hundreds of stages has millions of waits: they are grouped as columns, and only
+    examples are looked at one by one.
+    """
+    kept = [_waits_of(account, waiter) for account in accounts]
+    number = np.repeat(np.arange(len(steps)), [len(rows) for rows in kept])
+    rows = np.concatenate(kept) if kept else np.zeros(0, dtype=np.intp)
+    if not len(rows):
+        return ()
+    pairs = list(zip(steps, accounts, kept, strict=True))
+    columns = np.concatenate([_identities(*pair) for pair in pairs], axis=1)
+    length = np.concatenate([account.length_ns[mine] for _, account, mine in pairs])
+    group = np.zeros(len(rows), dtype=np.int64)
+    for column in columns:
+        _, value = np.unique(column, return_inverse=True)
+        _, group = np.unique(group * (int(value.max()) + 1) + value, return_inverse=True)
+    total = np.zeros(int(group.max()) + 1, dtype=np.int64)
+    np.add.at(total, group, length)
+    longest_first = np.lexsort((-length, group))  # stable: of equal ones, the earlier
+    begins = np.searchsorted(group[longest_first], np.arange(len(total)))
+    first = np.full(len(total), len(rows))
+    np.minimum.at(first, group, np.arange(len(rows)))
+    cause, rank = columns[0][first], columns[1][first]
+    names = np.array([str(each) for each in CAUSES])[cause]
+    found = []
+    for row in np.lexsort((first, rank, names, -total))[:most].tolist():
+        mine = longest_first[begins[row] : begins[row] + _EXAMPLES]
+        examples = [
+            _example(steps[number[at]], accounts[number[at]], int(rows[at]), ranks)
+            for at in mine[group[mine] == row].tolist()
+        ]
+        _, _, stage, kind, destination = columns[:, first[row]].tolist()
+        found.append(
+            Culprit(
+                cause=CAUSES[cause[row]],
+                rank=int(rank[row]),
+                stage=None if stage < 0 else stage,
+                kind=None if kind < 0 else PassKind(kind).name,
+                hop=None if destination < 0 else (int(rank[row]), destination),
+                wait_ns=int(total[row]),
+                examples=tuple(examples),
+            )
+        )
+    return tuple(found)
+
+
+def _waits_of(account: Account, waiter: int | None) -> NDArray[np.intp]:
+    """Return the rows that waited for something: of all, or of one rank."""
+    first, last = 0, len(account)
+    if waiter is not None:
+        first, last = np.searchsorted(account.place, (waiter, waiter + 1)).tolist()
+    return first + np.flatnonzero(account.root_kind[first:last] != RootKind.NOTHING)
+
+
+def _identities(step: MeasuredStep, account: Account, rows: NDArray[np.intp]) -> I64:
+    """Return what makes waits those for the same: cause, rank, stage, kind of pass, receiver."""
+    program, root = step.program, account.root[rows]
+    ranks = np.array(program.ranks, dtype=np.int64)
+    found = np.full((5, len(rows)), -1, dtype=np.int64)
+    found[0] = account.cause[rows]
+    kind = account.root_kind[rows]
+    passes, messages = kind == RootKind.PASS, kind == RootKind.MESSAGE
+    of_rank = ~passes & ~messages
+    found[1, passes] = ranks[program.passes.place[root[passes]]]
+    found[2, passes] = program.passes.stage[root[passes]]
+    found[3, passes] = program.passes.kind[root[passes]]
+    places = program.batches.place
+    found[1, messages] = ranks[places[program.messages.sent[root[messages]]]]
+    found[4, messages] = ranks[places[program.messages.received[root[messages]]]]
+    found[1, of_rank] = ranks[root[of_rank]]
+    return found
+
+
+def _name(step: MeasuredStep, account: Account, row: int) -> str:
+    """Name the very pass or hop of a wait; nothing for a host."""
+    program, root = step.program, int(account.root[row])
+    if account.root_kind[row] == RootKind.PASS:
+        passes = program.passes
+        return f"{passes.stage[root]}{PassKind(passes.kind[root]).name}{passes.microbatch[root]}"
+    if account.root_kind[row] == RootKind.MESSAGE:
+        ranks, places = program.ranks, program.batches.place
+        source = ranks[places[program.messages.sent[root]]]
+        return f"{source}→{ranks[places[program.messages.received[root]]]}"
+    return ""
+
+
+def name_root(step: MeasuredStep, account: Account, row: int) -> str:
+    """Name what a row of the account waited for; nothing where nobody knows."""
+    kind = account.root_kind[row]
+    if kind == RootKind.NOTHING:
+        return ""
+    name = _name(step, account, row)
+    if name:
+        return name
+    rank = step.program.ranks[int(account.root[row])]
+    return f"host of rank {rank}" if kind in {RootKind.HOST, RootKind.HOST_SYNC} else f"rank {rank}"
+
+
+def _example(
+    step: MeasuredStep, account: Account, row: int, ranks: tuple[RankTimeline, ...]
+) -> Example:
+    waiting = ranks[account.place[row]]
+    return Example(
+        file=waiting.file,
+        ts_us=waiting.stamp_us(step.begin_ns + int(account.start_ns[row])),
+        dur_us=int(account.end_ns[row] - account.start_ns[row]) / 1000,
+        rank=waiting.rank,
+        waits_for=_name(step, account, row),
+    )
