@@ -131,7 +131,7 @@ def _copy_stage(sizes: Sizes, folder: Path, stage: int) -> None:
                     peer=np.where(known < 0, known, known // few * copies + copy).astype(np.int32),
                 ),
             )
-            (folder / f"rank{rank}.debubble.npz").write_bytes(pack_digest(moved, None))
+            (folder / f"rank{rank}.debubble.npz").write_bytes(pack_digest(moved))
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def test_two_lengths_tell_each_other_and_all_between(
     assert min(own, there) < at(768) < max(own, there)
     longer = [at(count) for count in (256, 512, 768, 1024, 2048)]
     assert longer == sorted(longer)
-    assert longer[-1] / longer[-2] == pytest.approx(2, rel=0.02)  # passes and messages double
+    assert 1.7 < longer[-1] / longer[-2] < 2.05  # twice, but for what stays
 
 
 def test_two_numbers_of_microbatches_make_memory_exact(recorded_data, tmp_path):

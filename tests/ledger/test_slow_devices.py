@@ -34,7 +34,7 @@ def test_a_slow_device_is_named_with_both_remedies_priced(tmp_path, slow):
     analysis = run_again(recorded_run("1f1b_m8"), tmp_path, slow, 1.5)
     named = long_stage(analysis)
     assert named.rank == slow
-    assert named.sentence.startswith(f"rank {slow} is a slow device: the layers of stage {slow} ")
+    assert named.sentence.startswith(f"rank {slow} is a slow device: its layers take ")
     assert "; fixing that saves " in named.sentence
     (split,) = (each for each in debubble.plan(analysis).options if each.lever == "split")
     assert f"; {split.words}: " in named.sentence

@@ -61,7 +61,7 @@ def test_what_is_left_out_is_said_in_one_line_and_not_refused():
         "zb-h2, interleaved-zb, zbv, dualpipe-v; transfers overlapped with compute"
     )
     assert {one.change.schedule for one in found.refused} == {"interleaved-1f1b"}
-    notes = [note for note in plan_page(found).notes if "planned for" in note]
+    notes = [note for note in plan_page(found).notes if "no setting" in note]
     assert notes == [f"{found.left_out.sentence}; --for any includes them"]
     assert found.overlap is None
 

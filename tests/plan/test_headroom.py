@@ -39,7 +39,7 @@ def test_what_others_hold_counts_where_it_is_known(other, fits):
 def test_without_a_limit_nothing_is_claimed():
     left = headroom(10 * GIB, limit_bytes=None)
     assert left.bytes is left.sure_bytes is left.fits is None
-    assert "not known" in str(left)
+    assert "unknown" in str(left)
 
 
 def test_less_reserved_than_allocated_is_no_gain():

@@ -137,7 +137,9 @@ def test_a_capture_of_decode_alone_is_planned_for_that_and_says_so(run):
     assert plan.as_is.tokens_out_per_s == pytest.approx(measured, rel=0.02)
     noted = debubble.find(analysis).stream.profiler
     if noted is not None:  # one home: `find` and `plan` say the same
-        assert plan.as_is.tokens_out_per_s == noted.captured_tokens_out_per_s
+        assert plan.as_is.tokens_out_per_s == pytest.approx(
+            noted.captured_tokens_out_per_s, rel=1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -182,8 +184,7 @@ def test_a_trace_that_ends_early_makes_the_answer_one_in_part(tmp_path, rank):
         kept = whole[: int(0.7 * len(whole))] if file.name.startswith(f"rank{rank}.") else whole
         (tmp_path / file.name).write_bytes(gzip.compress(kept, 1))
     verdict = debubble.find(tmp_path).verdict
-    # What is left has no kernel: the rank counts as missing.
-    assert verdict.startswith(f"In part, with no trace of rank {rank}: the other ranks wait 7")
+    assert verdict.startswith(f"In part, with a trace of rank {rank} that ends early: ranks wait")
 
 
 def test_labels_and_sizes_tell_the_same_of_an_engine(tmp_path):

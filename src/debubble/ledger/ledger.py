@@ -83,7 +83,8 @@ if TYPE_CHECKING:
 MATTERS = 0.02
 # Enough for medians; a capture of a thousand steps is not worth minutes.
 _MOST_STEPS = 8
-# What takes less of the time hides nothing worth a word.
+# What takes less of the time hides nothing worth a word, but hosts that stand until a collective is
+# over: these show where it does not, and without it they come next.
 _SEEN = 0.01
 # Two remedies hide each other where together they buy so much of the batch more than one by one:
 # steps vary by about as much.
@@ -425,7 +426,8 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
         cause
         for cause in by_cause
         if cause is not Cause.TRANSFER  # every pipeline has it, and no remedy removes it
-        and sum(account.total_of(cause) for account in accounts) >= _SEEN * total
+        and sum(account.total_of(cause) for account in accounts)
+        > (0 if cause is Cause.HOST_SYNC else _SEEN * total)
     ]
     pairs = list(combinations(seen, 2))
     in_pairs = [

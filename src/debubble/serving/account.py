@@ -251,7 +251,8 @@ class _Cutter:
         self._b, self._waits, self._slow = batches, Waits(batches, queue), slow
         # Where a broadcast of tokens holds the next batch up, no stage sets the pace.
         self._longest = None if batches.held_back else _bottleneck(queue)
-        self._typical, self._equal = _typical(batches)
+        self._typical = batches.usual_ns()
+        self._equal = self._typical.mean(axis=1)
 
     def causes(self, place: int, begin: int, end: int) -> Iterator[tuple[Piece, Cause]]:
         """Cut a stretch in which a rank computes nothing, by cause."""
@@ -295,9 +296,8 @@ class _Cutter:
 
     def _cut_pass(self, piece: Piece, following: int) -> Iterator[tuple[Piece, Cause]]:
         """Cut a pass that is waited for by how far it is."""
-        phase = int(self._b.phase[piece.batch])
-        before = int(self._b.phase[following - 1]) if following > 0 else phase
-        equal, typical = self._equal[phase], self._typical[piece.stage, phase]
+        before = following - 1 if following > 0 else piece.batch
+        equal, typical = self._equal[piece.batch], self._typical[piece.batch, piece.stage]
         began = int(self._b.start[piece.batch, piece.stage])
         into = 0 if began == UNSEEN else piece.begin - began
         paced, held_up = self._longest is not None, Cause.IN_FLIGHT
@@ -332,27 +332,12 @@ def _bottleneck(queue: Queue | None) -> int | None:
     return int(taken.sum(axis=0).argmax())
 
 
-def _typical(batches: Batches) -> tuple[dict[tuple[int, int], float], dict[int, float]]:
-    """Return what a pass mostly takes, by stage and phase; and of equal stages, by phase."""
-    length = batches.length()
-    typical: dict[tuple[int, int], float] = {}
-    equal: dict[int, float] = {}
-    for phase in np.unique(batches.phase).tolist():
-        mine = batches.phase == phase
-        for stage in range(batches.stages):
-            known = length[mine, stage]
-            known = known[known >= 0]
-            every = length[:, stage][length[:, stage] >= 0]
-            typical[stage, phase] = float(np.median(known if len(known) else every))
-        equal[phase] = float(np.mean([typical[stage, phase] for stage in range(batches.stages)]))
-    return typical, equal
-
-
 def _savings(
     batches: Batches, queue: Queue, turn: float, slow: Sequence[int], culprits: Sequence[Culprit]
 ) -> tuple[StreamSaving, ...]:
     """Replay the batches with each cause put right."""
-    mostly, now = _usual_lengths(batches, queue), queue.turn_ns()
+    mostly = batches.usual_ns()[np.isin(batches.start[:, 0], queue.entered)]
+    now = queue.turn_ns()
     longest = {
         Cause.IMBALANCE: mostly.mean(axis=0),
         Cause.JITTER: (queue.length - mostly).clip(0).sum(axis=0),
@@ -379,15 +364,6 @@ def _savings(
             )
         )
     return tuple(sorted(savings, key=lambda saving: (saving.inflated, -saving.saved_ns)))
-
-
-def _usual_lengths(batches: Batches, queue: Queue) -> F64:
-    """Return what each pass takes mostly: the median of its stage and phase."""
-    phase = batches.phase[np.isin(batches.start[:, 0], queue.entered)]
-    mostly = np.zeros(queue.length.shape)
-    for one in np.unique(phase).tolist():
-        mostly[phase == one] = np.median(queue.length[phase == one], axis=0)
-    return mostly
 
 
 def _put_right(

@@ -22,6 +22,7 @@ import numpy as np
 
 from debubble.timeline.figures import PipelineFigures, StreamFigures
 from debubble.timeline.model import (
+    F64,
     I64,
     Columns,
     Flags,
@@ -197,6 +198,33 @@ class Batches(Columns):
     def length(self) -> I64:
         """Return how long each pass took; -1 where it is not seen."""
         return np.where(self.start != UNSEEN, self.end - self.start, UNSEEN)
+
+    def usual_ns(self) -> F64:
+        """Return what each pass mostly takes: by its stage and phase, and by the batch's tokens."""
+        length, usual = self.length(), np.zeros(self.start.shape)
+        for phase in np.unique(self.phase).tolist():
+            mine = self.phase == phase
+            for stage in range(self.stages):
+                seen = length[:, stage] >= 0
+                known = (seen & mine & self.inside, seen & mine, seen)
+                rows = next((rows for rows in known if rows.any()), seen)
+                sized = bool((self.tokens[mine | rows] > 0).all())
+                a_token = slope_of(self.tokens[rows], length[rows, stage]) if sized else 0.0
+                at_none = float(np.median(length[rows, stage] - a_token * self.tokens[rows]))
+                usual[mine, stage] = at_none + a_token * self.tokens[mine]
+        return usual
+
+
+def slope_of(tokens: I64, device_ns: I64) -> float:
+    """Return what a token more takes, by least squares; nothing where no batch is twice another.
+
+    Batches of one size differ by a few tokens, which tell nothing.
+    """
+    if not len(tokens) or tokens.max() < 2 * max(int(tokens.min()), 1):
+        return 0.0
+    apart = tokens - tokens.mean()
+    square = float((apart * apart).sum())
+    return max(float((apart * device_ns).sum()) / square, 0.0) if square else 0.0
 
 
 def find_batches(

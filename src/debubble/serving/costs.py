@@ -21,7 +21,7 @@ from statistics import median
 
 import numpy as np
 
-from debubble.serving.batches import UNSEEN, Batches
+from debubble.serving.batches import UNSEEN, Batches, slope_of
 from debubble.serving.queue import Queue
 from debubble.timeline.figures import FEWEST_BATCHES
 from debubble.timeline.model import I64, Flags, RankTimeline, Synchronisations
@@ -180,7 +180,7 @@ def _wire(wire: I64, tokens: I64, sizes: tuple[float, float]) -> tuple[float, fl
     least, a_token = float(np.median(small)), 0.0
     if not prompts:
         # Decode alone, in several sizes: one after another, slow ones count with the others.
-        a_token = _slope(tokens, wire)
+        a_token = slope_of(tokens, wire)
         least = float(wire.mean()) - a_token * (float(tokens.mean()) - decoded)
     elif prompts > decoded and large.size:
         a_token = max(float(np.median(large)) - least, 0.0) / (prompts - decoded)
@@ -237,15 +237,10 @@ def _turns(
 
 
 def _spread(batches: Batches, mine: Flags) -> tuple[float, ...]:
-    """Return passes of a phase over what its stage mostly takes for their size, in no order."""
-    mine &= batches.inside & (batches.tokens > 0)
-    length, tokens = batches.length()[mine], batches.tokens[mine]
-    if not len(length):
-        return (1.0,)
-    slopes = np.array([_slope(tokens, taken) for taken in length.T])
-    of_size = tokens[:, None] * slopes
-    usual = np.maximum(np.median(length - of_size, axis=0) + of_size, 1.0)
-    return tuple(np.random.default_rng(0).permutation((length / usual).ravel()).tolist())
+    """Return passes of a phase over what their stage mostly takes for their size, in no order."""
+    kept = mine & batches.inside & (batches.tokens > 0)
+    ratios = batches.length()[kept] / np.maximum(batches.usual_ns()[kept], 1.0)
+    return tuple(np.random.default_rng(0).permutation(ratios.ravel()).tolist()) or (1.0,)
 
 
 def _phase_costs(
@@ -269,23 +264,11 @@ def _phase_costs(
                 length_ns=float(np.median(length[rows, stage])),
                 device_ns=float(np.median(batches.busy[rows, stage])),
                 attention_ns=attention,
-                token_ns=_slope(batches.tokens[rows], batches.busy[rows, stage]),
+                token_ns=slope_of(batches.tokens[rows], batches.busy[rows, stage]),
                 program=program,
             )
         )
     return tuple(found)
-
-
-def _slope(tokens: I64, device_ns: I64) -> float:
-    """Return what a token more takes, by least squares; nothing where no batch is twice another.
-
-    Batches of one size differ by a few tokens, which tell nothing.
-    """
-    if not len(tokens) or tokens.max() < 2 * max(int(tokens.min()), 1):
-        return 0.0
-    apart = tokens - tokens.mean()
-    square = float((apart * apart).sum())
-    return max(float((apart * device_ns).sum()) / square, 0.0) if square else 0.0
 
 
 def _read_program(

@@ -356,10 +356,7 @@ def _say_culprit(ledger: Ledger, named: MainCause) -> str:
         if named.slower_layers is None:
             return f"{where} takes {more}{_besides(ledger, named.stage)}"
         slower = show_times(named.slower_layers)
-        return (
-            f"rank {named.rank} is a slow device: the layers of stage {named.stage} take {slower} "
-            "those of other stages"
-        )
+        return f"rank {named.rank} is a slow device: its layers take {slower} those of other stages"
     if named.slow_hops:
         return _say_slow(named)
     if named.workers:
