@@ -148,7 +148,7 @@ def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
     ]
     page = live_page(measured(*hops), hops, (), "")
     assert page.answer.startswith("Hop 0 → 1 takes 4.0 times")
-    assert page.answer.endswith("it is the link between them, and 1 more hop.")
+    assert page.answer.endswith("the link between them is slow, and 1 more hop.")
     [second] = page.findings
     assert second.startswith("hop 1 → 0 ")
     assert "rank 1 is slow with others, too" in second
