@@ -23,7 +23,7 @@ from debubble.simulate.costs.passes import (
 )
 from debubble.simulate.overlap import share_under, time_under
 from debubble.simulate.shared_device import SLOPE, trailing_activity
-from debubble.timeline.model import Intervals, PassKind, StageLayers
+from debubble.timeline.model import Intervals, LayerKind, PassKind, StageLayers
 
 F, B, I, W = (int(kind) for kind in PassKind)  # noqa: E741 (the papers' letter)
 
@@ -223,6 +223,57 @@ class TestEnds:
 
     def test_layers_that_were_stated_otherwise_win_and_nothing_is_extra(self):
         assert self.fitted(3, 0, 9, layers=(2, 3, 1)).extras == {}
+
+
+class TestKinds:
+    """One dense layer of 2 ms and seven with experts of 10 ms; kernels work for a half of that."""
+
+    def fitted(self, slow=1):
+        lengths = (2 + 3 * 10, slow * 4 * 10)
+        passes = [(n, n, "F", 0, 0, 50 * n, 50 * n + length) for n, length in enumerate(lengths)]
+        timeline = a_timeline(passes)
+        kinds = (
+            (a_kind("dense", 1, 2), a_kind("experts", 3, 10)),
+            (a_kind("experts", 4, 10 * slow),),
+        )
+        ranks = tuple(
+            replace(
+                rank,
+                layers=(
+                    StageLayers(
+                        stage=n,
+                        layers=4,
+                        layer_ns=sum(kind.layers * kind.layer_ns for kind in held) // 4,
+                        before_ns=0,
+                        after_ns=0,
+                        kinds=held,
+                    ),
+                ),
+            )
+            for n, (rank, held) in enumerate(zip(timeline.ranks, kinds, strict=True))
+        )
+        return fit_passes(replace(timeline, ranks=ranks), 0, (4, 4))
+
+    @pytest.mark.parametrize("slow", [1, 2])
+    def test_each_layer_has_the_price_of_its_kind_wherever_it_goes(self, slow):
+        found = self.fitted(slow)
+        for split, first in (((4, 4), 32), ((5, 3), 42), ((1, 7), 2), ((0, 8), 0)):
+            stages = found.priced(split)
+            taken = [stages[n] * exp(found.base[F, False, n]) / MS for n in (0, 1)]
+            assert taken == pytest.approx([first, slow * (72 - first)])
+
+    def test_splits_are_priced_a_row_each(self):
+        found = self.fitted()
+        rows = np.array([(4, 4), (5, 3)])
+        assert found.priced(rows).tolist() == [found.priced(row).tolist() for row in rows]
+        assert found.layers == pytest.approx(found.priced((4, 4)))
+
+    def test_layers_of_one_kind_are_as_many_as_they_are(self):
+        assert TestEnds().fitted(3, 0, 9).priced((1, 4, 1)).tolist() == [1, 4, 1]
+
+
+def a_kind(name, layers, span):
+    return LayerKind(name=name, layers=layers, layer_ns=span * MS // 2, span_ns=span * MS)
 
 
 class TestSlope:

@@ -221,7 +221,7 @@ class Baseline:
         return float(both)
 
     def layers_of(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
-        """Return the layers of each stage after a change: even where stages are new."""
+        """Return what the layers of each stage take after a change: even where stages are new."""
         now, known = self.source.passes.layers, self.source.split
         if split is None and stages == len(now):
             return now
@@ -237,7 +237,7 @@ class Baseline:
                 f"the split is for {len(split)} stages, the run would have {stages}",
                 hint="give the layers of each stage, first stage first",
             )
-        return tuple(float(layers) for layers in split)
+        return tuple(self.source.passes.priced(split).tolist())
 
     def peaks(self, change: Change) -> tuple[PeakMemory, ...] | None:
         """Return the peak memory of each rank after a change."""

@@ -148,9 +148,9 @@ def best_split(
 def time_splits(baseline: Baseline, change: Change) -> Evaluate:
     """Return a function from splits, a row each, to their latencies in seconds."""
     what_if = baseline.what_if(change)
-    engine = baseline.engine(change)
+    engine, model = baseline.engine(change), baseline.source.passes
     program, stages = engine.program, len(what_if.layers)
-    extra = extra_layers(program, baseline.source.passes)[:, None]
+    extra = extra_layers(program, model)[:, None]
     unit = mean_lengths(engine, baseline.source, what_if, layers=(1.0,) * stages)
     # What a stage gathers and reduces it waits for, however its layers are cut.
     inside, before = data_ns(program, baseline.source)
@@ -162,7 +162,7 @@ def time_splits(baseline: Baseline, change: Change) -> Evaluate:
     def latencies(splits: I64) -> F64:
         found = []
         for begin in range(0, len(splits), columns):
-            held = splits[begin : begin + columns].T[program.passes.stage] + extra
+            held = model.priced(splits[begin : begin + columns]).T[program.passes.stage] + extra
             passes = np.rint(one_layer * held + waits).astype(np.int64)
             found.append(engine.windows(replace(unit, passes=passes)))
         return np.concatenate(found) * baseline.correction / NS_PER_S
@@ -220,9 +220,10 @@ def _problem_of(
         )
     rank = np.array([home[stage] for stage in range(stages)], dtype=np.int64)
     slowness = _slowness(passes, len(order))[rank]
+    prices = passes.priced(np.ones(layers, dtype=np.int64))
     return split_problem(
-        np.full(layers, forward),
-        np.full(layers, backward),
+        prices * forward,
+        prices * backward,
         rank=rank,
         microbatches=change.microbatches or baseline.source.microbatches,
         stages=Work(

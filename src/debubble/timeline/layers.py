@@ -255,22 +255,24 @@ def _kinds(
     ]
     if len({experts for stage in kinds for experts in stage}) < 2:
         return []
-    return [
-        tuple(
-            LayerKind(
-                name="experts" if experts else "dense",
-                layers=len(layers),
-                layer_ns=sum(
-                    int((passes.forward.end_ns - passes.forward.start_ns)[start:end].sum())
-                    for start, end in layers
+    found: list[tuple[LayerKind, ...]] = []
+    for passes, stage, rows in zip(stages, kinds, cuts, strict=True):
+        kernels, kinds_here = passes.forward, []
+        took = kernels.end_ns - kernels.start_ns
+        for experts, group in groupby(zip(stage, rows, strict=True), key=itemgetter(0)):
+            layers = [layer for _, layer in group]
+            first, end = layers[0][0], layers[-1][1]
+            until = kernels.start_ns[end] if end < len(took) else kernels.end_ns[end - 1]
+            kinds_here.append(
+                LayerKind(
+                    name="experts" if experts else "dense",
+                    layers=len(layers),
+                    layer_ns=int(took[first:end].sum()) // len(layers),
+                    span_ns=int(until - kernels.start_ns[first]) // len(layers),
                 )
-                // len(layers),
             )
-            for experts, group in groupby(zip(stage, rows, strict=True), key=itemgetter(0))
-            for layers in [[layer for _, layer in group]]
-        )
-        for passes, stage, rows in zip(stages, kinds, cuts, strict=True)
-    ]
+        found.append(tuple(kinds_here))
+    return found
 
 
 def recomputed_share(stages: Sequence[StagePasses], layers: Mapping[int, StageLayers]) -> float:

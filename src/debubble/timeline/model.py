@@ -418,6 +418,8 @@ class LayerKind:
     layers: int
     layer_ns: int
     """What one takes forward, in kernel time."""
+    span_ns: int
+    """From its first kernel to the next layer's: collectives and gaps are in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -442,6 +444,12 @@ class StageLayers:
     def rest_ns(self) -> int:
         """What is not of layers."""
         return self.before_ns + self.after_ns
+
+    @property
+    def stretch(self) -> float:
+        """How many times its kernels a layer lasts, where there are kinds; else 1, by kernels."""
+        lasted = sum(kind.layers * kind.span_ns for kind in self.kinds)
+        return lasted / max(self.layers * self.layer_ns, 1) if self.kinds else 1.0
 
 
 class CollectiveKind(IntEnum):

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -120,7 +121,7 @@ class PassModel:
     slope: float
     """What one more rank at work adds; 0 where ranks have devices of their own."""
     layers: tuple[float, ...]
-    """Of each stage; 1 each where they could not be told."""
+    """Of each stage, by what they take; 1 each where they could not be told."""
     extras: dict[int, tuple[float, float]]
     """By kind, what first and last stage have besides their layers, in layers."""
     activity: dict[Class, float]
@@ -137,6 +138,8 @@ class PassModel:
     """How unsure that is: of the logarithm of a time, for each e-fold of tokens."""
     weight_shares: dict[int, float] = field(default_factory=dict)
     """By place of the rank: what W takes of B, where B's kernels tell."""
+    prices: tuple[float, ...] = ()
+    """Of each layer of the model, in order, against the mean; nothing where all are alike."""
 
     @property
     def splits_backward(self) -> bool:
@@ -147,6 +150,10 @@ class PassModel:
         """Return what W takes of B on a rank, else on the mean of others; None: nothing tells."""
         known = self.weight_shares
         return known.get(place, float(np.mean([*known.values()]))) if known else None
+
+    def priced(self, splits: I64 | Sequence[int]) -> F64:
+        """Return what the layers of each stage take, against a mean layer: a row a split."""
+        return _priced(self.prices, splits)
 
     def besides_layers(self, kind: int) -> tuple[float, float]:
         """Return what first and last stage have besides layers, by the kind nearest to this."""
@@ -283,8 +290,9 @@ def fit_passes(
     """Fit a run's passes, given how many layers each stage holds where that is known."""
     ranks = timeline.ranks_of(pipeline)
     stages = 1 + max(stage for rank in ranks for stage in rank.stages)
-    extras = {} if layers is None else _extras(ranks, layers)
-    layers = (1.0,) * stages if layers is None else tuple(float(count) for count in layers)
+    prices = () if layers is None else _prices(ranks, round(sum(layers)))
+    extras = {} if layers is None else _extras(ranks, layers, prices)
+    layers = (1.0,) * stages if layers is None else tuple(_priced(prices, layers).tolist())
     passes = timeline.passes.where(np.isin(timeline.passes.rank, [rank.rank for rank in ranks]))
     passes = passes.where(passes.end_ns > passes.start_ns)
     weights = np.array(layers)[passes.stage]
@@ -321,6 +329,7 @@ def fit_passes(
         tells_beside=seen is not None,
         shares={of: float(shares[rows].mean()) for of, rows in rows_of.items()},
         growth=grow_by_one_run(base),
+        prices=prices,
         weight_shares={
             place: float(np.mean([*rank.weight_shares.values()]))
             for place, rank in enumerate(ranks)
@@ -353,8 +362,34 @@ def beside_messages(passes: Passes, transfers: Transfers) -> F64:
     return shares
 
 
+def _prices(ranks: Sequence[RankTimeline], layers: int) -> tuple[float, ...]:
+    """Return what each layer takes, against the mean: by its kind, whichever rank has it.
+
+    Stages that have all kinds tell how they compare: others may be on slower devices.
+    """
+    stages = sorted((one for rank in ranks for one in rank.layers), key=lambda one: one.stage)
+    order = [kind.name for one in stages for kind in one.kinds for _ in range(kind.layers)]
+    if len(order) != layers:
+        return ()
+    every = [one.kinds for one in stages if {kind.name for kind in one.kinds} == {*order}]
+    spans: dict[str, list[int]] = {}
+    for kind in chain.from_iterable(every or [one.kinds for one in stages]):
+        spans.setdefault(kind.name, []).extend([kind.span_ns] * kind.layers)
+    taken = np.array([np.mean(spans[name]) for name in order])
+    return tuple((taken / taken.mean()).tolist())
+
+
+def _priced(prices: Sequence[float], splits: I64 | Sequence[float]) -> F64:
+    if not prices:
+        return np.asarray(splits, dtype=np.float64)
+    sizes = np.asarray(splits, dtype=np.int64)
+    ends, sums = np.cumsum(sizes, axis=-1), np.concatenate(([0.0], np.cumsum(prices)))
+    taken: F64 = sums[ends] - sums[ends - sizes]
+    return taken
+
+
 def _extras(
-    ranks: Sequence[RankTimeline], layers: Sequence[float]
+    ranks: Sequence[RankTimeline], layers: Sequence[float], prices: Sequence[float]
 ) -> dict[int, tuple[float, float]]:
     """Return by kind, in layers, what the ends have that is not of layers.
 
@@ -367,18 +402,21 @@ def _extras(
         return {}  # what was stated wins, and its layers are not those that kernels show
     extras = {}
     ends = (0, len(layers) - 1)
+    held = _priced(prices, layers).tolist()
+    # By how much more a layer lasts than its kernels, on a stage of mean layers.
+    lasts = {n: found[n].stretch * layers[n] / (held[n] or 1.0) for n in found}
     for kind in (PassKind.F, PassKind.B):
         columns = {
-            number: (stage.layer_ns, stage.rest_ns)
+            number: (stage.layer_ns * lasts[number], stage.rest_ns)
             if kind is PassKind.F
-            else (stage.backward_layer_ns or 0, stage.backward_rest_ns or 0)
+            else ((stage.backward_layer_ns or 0) * lasts[number], stage.backward_rest_ns or 0)
             for number, stage in found.items()
         }
         usual = [each for each, _ in columns.values() if each]
         if not usual:
             continue
         shares = [
-            rest / (each * layers[stage])
+            rest / (each * held[stage])
             for stage, (each, rest) in columns.items()
             if stage not in ends and each and layers[stage]
         ]
@@ -386,7 +424,7 @@ def _extras(
         both = []
         for stage in ends:
             each, rest = columns[stage]
-            more = rest / (each or float(np.median(usual))) - common * layers[stage]
+            more = rest / (each or float(np.median(usual))) - common * held[stage]
             both.append(more / (1 + common) if more >= _LEAST_EXTRA else 0.0)
         extras[int(kind)] = (both[0], both[1])
     return extras
