@@ -171,9 +171,11 @@ def test_two_lengths_tell_each_other_and_all_between(
     walls = json.loads((recorded_data / other / "truth0.json").read_text())["wall_s"]
     assert at(other_tokens) == pytest.approx(median(walls), rel=0.07)
     assert min(own, there) < at(768) < max(own, there)
-    longer = [at(count) for count in (256, 512, 768, 1024, 2048)]
+    longer = [at(count) for count in (256, 512, 768, 1024, 2048, 4096)]
     assert longer == sorted(longer)
-    assert 1.7 < longer[-1] / longer[-2] < 2.05  # twice, but for what stays
+    # Twice, but for what stays. A run's own length is no change: it has the stalls of its launch,
+    # and others those of another one.
+    assert 1.7 < longer[-1] / longer[-2] < 2
 
 
 def test_two_numbers_of_microbatches_make_memory_exact(recorded_data, tmp_path):
