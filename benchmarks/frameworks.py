@@ -4,7 +4,7 @@ Bubble and window are held against an independent count, predictions against the
 the changed job. Only runs of one start of the machine may be compared: on another start its
 loopback was twice as slow. `ds_m8` to 16 microbatches and `tt_1f1b_m8` to 16 are of two starts.
 
-    python benchmarks/frameworks.py [FOLDER...]     # by default what is shipped and ../shared/data
+    python benchmarks/frameworks.py [FOLDER...]     # by default what is shipped, and in ../shared
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from math import exp
+from operator import attrgetter
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from support.traces.framework_count import count  # noqa: E402 (the tests' own, which shares nothing with us)
 
+import debubble  # noqa: E402
 from debubble.ledger.causes import Cause  # noqa: E402
 from debubble.ledger.ledger import build_ledger  # noqa: E402
 from debubble.plan.baseline import Baseline, measure_baseline  # noqa: E402
@@ -34,6 +36,7 @@ from debubble.trace.run import find_run, read_run  # noqa: E402
 
 SHIPPED = ROOT / "tests" / "data" / "frameworks"
 BESIDE = ROOT.parent / "shared" / "data" / "frameworks"
+NEWER = ROOT.parent / "shared" / "recordings" / "frameworks"
 MS = 1e6
 
 
@@ -68,13 +71,13 @@ def baseline_of(folder: Path) -> Baseline:
 
 def show_run(folder: Path) -> None:
     """Print what is found of a run beside what is known of it."""
-    timeline = build_run(read_run(find_run([str(folder)])))
+    analysis = debubble.analyse(folder)
+    timeline = analysis.timeline
     figures = [measure_pipeline(timeline, pipeline) for pipeline in timeline.pipelines]
     ledger = build_ledger(timeline, 0, [window.step for window in figures[0].windows])
     bubble, window_s = count(folder)
     found = sum(one.bubble_fraction or 0 for one in figures) / len(figures)
     latency = max(one.batch_latency_ns or 0 for one in figures)
-    layers = [one.layers for rank in figures[0].ranks for one in rank.layers]
     unexplained = ledger.causes()[Cause.UNEXPLAINED] / ledger.total_ns if ledger else float("nan")
     replay = (ledger.replay_error or 0.0) if ledger else float("nan")
     simulated = exp(-baseline_of(folder).misfit) - 1
@@ -82,7 +85,23 @@ def show_run(folder: Path) -> None:
         f"{folder.name:16s} bubble {found:6.1%} counted {bubble:6.1%}",
         f"window {latency / MS:7.1f} ms {latency / 1e9 / window_s - 1:+5.1%}",
         f"replay {replay:+5.1%}  unexplained {unexplained:4.1%}",
-        f"simulated as it is {simulated:+5.1%}  layers {layers}",
+        f"simulated as it is {simulated:+5.1%}",
+        f"warnings {', '.join(gap.code for gap in analysis.warnings) or 'none'}",
+        sep="   ",
+    )
+    first, known = figures[0], figures[0].ranks[0].parallelism
+    stages = sorted((one for rank in first.ranks for one in rank.layers), key=attrgetter("stage"))
+    layers = ",".join(
+        "+".join(f"{kind.layers} {kind.name}" for kind in one.kinds) or str(one.layers)
+        for one in stages
+    )
+    samples = (known.microbatch_size or 0) * (first.microbatches or 0) * (known.data or 1)
+    sizes = ("tensor", "context", "expert", "data", "sharded")
+    several = {size: getattr(known, size) for size in sizes if (getattr(known, size) or 1) > 1}
+    print(
+        f"{'':16s} {first.schedule}, m {first.microbatches}, layers {layers}",
+        f"{samples} samples of {known.sequence} tokens",
+        ", ".join(f"{size} {ranks}" for size, ranks in several.items()) or "one pipeline",
         sep="   ",
     )
 
@@ -118,7 +137,8 @@ def main() -> None:
         show_run(SHIPPED / TINY.source)
         show_pair(TINY, SHIPPED / TINY.source)
         return
-    folders = given.folders or [*sorted(SHIPPED.glob("*/")), *sorted(BESIDE.glob("*/"))]
+    here = (SHIPPED, BESIDE, NEWER)
+    folders = given.folders or [path for folder in here for path in sorted(folder.glob("*/"))]
     for folder in folders:
         show_run(folder)
     print()

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from math import exp
 from pathlib import Path
+from statistics import median
 
 import pytest
 from support.traces.framework_count import count
-from support.traces.read_once import build_recording
+from support.traces.read_once import analyse_recording, build_recording
 from support.traces.recordings import DATA, SHARED, existing
 
+from debubble.errors import Code
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
 from debubble.ledger.verdict import name_causes
@@ -23,16 +26,20 @@ from debubble.plan.option import Idea, weigh
 from debubble.plan.plan import make_plan
 from debubble.report.answers.ledger import say_cause
 from debubble.timeline.figures import measure_pipeline
+from debubble.timeline.model import PassKind
 
 SHIPPED = DATA / "frameworks"
 BESIDE = SHARED / "frameworks"
-SEVERAL = ("_tp", "_dp", "_fsdp")
+# Experts, context parallel, variable lengths, a slow device.
+NEWER = SHARED.parent / "recordings" / "frameworks"
+SEVERAL = ("_tp", "_dp", "_fsdp", "_cp", "_ep")
 MS = 1_000_000
-SCHEDULES = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved-1f1b"}
+GIB = 2**30
+SCHEDULES = {"1F1B": "1f1b", "Interleaved1F1B": "interleaved-1f1b", "DualPipeV": "dualpipe-v"}
 
 
 def folders():
-    found = [*sorted(SHIPPED.glob("*/")), *sorted(BESIDE.glob("*/") if BESIDE.is_dir() else ())]
+    found = [path for folder in (SHIPPED, BESIDE, NEWER) for path in sorted(folder.glob("*/"))]
     return [pytest.param(folder, id=folder.name) for folder in found]
 
 
@@ -52,6 +59,16 @@ def truths(folder):
     return [json.loads(path.read_text()) for path in sorted(folder.glob("truth*.json"))]
 
 
+def kinds_of(said):
+    """Of torchtitan's deepseek_v3 the first layer is dense, the others have experts."""
+    if said.get("model") != "deepseek_v3":
+        return []
+    (chunk,) = said["chunks"]
+    if not chunk["embedding"]:
+        return [("experts", chunk["layers"])]
+    return [("dense", 1), ("experts", chunk["layers"] - 1)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", folders())
 def test_what_ran_is_told_as_its_own_job_has_it(folder):
@@ -68,12 +85,17 @@ def test_what_ran_is_told_as_its_own_job_has_it(folder):
             chunks = [chunk["layers"] for chunk in said[rank.rank]["chunks"]]
             assert [layers.layers for layers in rank.layers] == chunks
             assert rank.recomputes == bool(first.get("recompute") not in {None, "none", 0})
+            kinds = [(kind.name, kind.layers) for one in rank.layers for kind in one.kinds]
+            assert kinds == kinds_of(said[rank.rank])
             known = rank.parallelism
             assert known.framework == first["framework"].split()[0].partition("-")[0]
-            assert (known.microbatch_size, known.sequence) == (1, first["seq"])
+            lengths = first.get("varlen") or [first["seq"]]
+            assert (known.microbatch_size, known.sequence) == (1, sum(lengths) / len(lengths))
             if known.framework != "deepspeed":
-                assert known.tensor == first["tp"]
-                assert known.data == first["world"] // ranks_a_pipeline // first["tp"]
+                sizes = first["tp"], first.get("cp", 1)
+                assert (known.tensor, known.context) == sizes
+                assert known.expert == first.get("ep", 1)
+                assert known.data == first["world"] // ranks_a_pipeline // sizes[0] // sizes[1]
 
 
 @pytest.mark.slow
@@ -91,7 +113,20 @@ def test_bubble_and_window_are_those_of_an_independent_count(folder):
 def test_its_replay_lands_and_little_stays_unexplained(folder):
     _, _, ledger = analysed(folder)
     assert abs(ledger.replay_error) < 0.02
-    assert ledger.causes()[Cause.UNEXPLAINED] < 0.03 * ledger.total_ns
+    # Of many small kernels, whose host is late for each, more stays so.
+    most = 0.05 if folder.name == "mg_moe_pp4" else 0.03
+    assert ledger.causes()[Cause.UNEXPLAINED] < most * ledger.total_ns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", folders())
+def test_it_is_simulated_as_it_is_and_nothing_false_is_warned_of(folder):
+    assert baseline_of(folder).no_fit is None
+    warned = [gap.code for gap in analyse_recording(folder).warnings]
+    walls = truths(folder)[0]
+    usual = median(walls["wall_s"])
+    slowed = min(walls.get("profiled_wall_s", [usual])) > 1.15 * usual
+    assert warned == [Code.HOSTS_SLOWED] * slowed
 
 
 def saved(folder, cause):
@@ -177,3 +212,25 @@ def test_where_the_peak_is_the_optimizers_microbatches_do_not_move_it():
     assert all(rank.memory.between_peak_bytes == rank.memory.peak_bytes for rank in baseline.ranks)
     then = [peak.peak_bytes for peak in baseline.peaks(Change(microbatches=16))]
     assert then == pytest.approx(now, rel=0.01)
+
+
+def test_a_slow_device_is_relieved_as_the_run_that_did_so():
+    """Rank 2 has half the multiprocessors: 2,3,1,2 took 449 ms, and rank 1 held 12.52 GiB."""
+    folder = existing(NEWER / "mg_throttled")
+    split = 2, 3, 1, 2
+    found = predicted(folder, split=split)
+    assert found.low_ns / MS < 449 < found.high_ns / MS
+    peaks = baseline_of(folder).peaks(Change(split=split))
+    assert peaks[1].peak_bytes / GIB == pytest.approx(12.52, rel=0.05)
+
+
+def test_a_layer_that_moves_takes_what_its_kind_does():
+    """A dense layer and three with experts, then four with experts: 5,3 moves one with experts."""
+    passes = baseline_of(existing(NEWER / "tt_moe_ep2_pp2")).source.passes
+    each = [exp(passes.log_ns(PassKind.F, first=False, place=place)) / MS for place in (0, 1)]
+    four, five, one = (passes.priced(split) * each for split in ((4, 4), (5, 3), (1, 7)))
+    # The two stages as measured are two equations for two kinds of layers.
+    experts = four[1] / 4
+    assert five[0] - four[0] == pytest.approx(experts, rel=0.1)
+    assert four[1] - five[1] == pytest.approx(experts, rel=0.001)
+    assert one[0] == pytest.approx(four[0] - 3 * experts, abs=2.5)

@@ -4,6 +4,8 @@ A step is the host's own mark; a kernel belongs to the step that holds its launc
 is launched inside autograd's functions; what the host launches from its first layer on until the
 last of them is forward. The window goes from the first forward kernel to the last backward kernel
 over all ranks, which share a clock. Collectives launched meanwhile count as work, messages do not.
+All-to-alls and rings of context parallelism have the kernels of messages, and are collectives: the
+one is named so, the other is launched by an operator of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from bisect import bisect_right
 from statistics import median
 
 _MESSAGES = re.compile(r"SendRecv")
+_RING = re.compile(r"(autograd::engine::evaluate_function: )?Ring(Backward)?$")
 _FIRST = {
     "aten::embedding", "aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm",
     "aten::linear", "aten::mm", "aten::matmul",
@@ -54,6 +57,10 @@ class RankCount:
             if e["name"].startswith("autograd::engine::evaluate_function"):
                 autograd.setdefault(e["tid"], []).append((e["ts"], e["ts"] + e["dur"]))
         self._autograd = {thread: merge(spans) for thread, spans in autograd.items()}
+        self._rings = {}
+        for e in events:
+            if e.get("cat") == "cpu_op" and _RING.match(e["name"]):
+                self._rings.setdefault(e["tid"], []).append([e["ts"], e["ts"] + e["dur"]])
         self._optimizer = merge(
             [
                 (e["ts"], e["ts"] + e["dur"])
@@ -79,15 +86,18 @@ class RankCount:
                 continue
             launched = launches.get(e["args"].get("correlation"))
             if launched is not None and low <= launched[0] <= high:
-                found.append(
-                    (e, launched[0], self._in(self._autograd.get(launched[1], []), launched[0]))
-                )
-        last = max((at for _, at, backward in found if backward), default=0)
+                found.append((e, *launched))
+        backwards = [self._in(self._autograd.get(thread, []), at) for _, at, thread in found]
+        last = max((found[n][1] for n, backward in enumerate(backwards) if backward), default=0)
         kinds = {"forward": [], "backward": [], "collective": []}
-        for e, at, backward in found:
+        for (e, at, thread), backward in zip(found, backwards, strict=True):
             span = e["ts"], e["ts"] + e["dur"]
             if "nccl" in e["name"].lower():
-                if not _MESSAGES.search(e["name"]) and begin <= at <= last:
+                message = _MESSAGES.search(e["name"]) and not (
+                    "all_to_all" in str(e["args"].get("Collective name"))
+                    or self._in(merge(self._rings.get(thread, [])), at)
+                )
+                if not message and begin <= at <= last:
                     kinds["collective"].append(span)
             elif backward:
                 kinds["backward"].append(span)
