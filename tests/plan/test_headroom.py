@@ -19,14 +19,13 @@ def test_headroom_is_the_limit_minus_the_peak_and_the_rest_is_kept_apart():
     )
     assert left.bytes == 20 * GIB
     assert left.unallocated_bytes == 7 * GIB
-    assert left.sure_bytes == 10 * GIB
     assert left.fits
     assert str(left) == "20.0 GiB left of 80.0 GiB"
 
 
 def test_a_peak_over_the_limit_is_said_and_negative():
     left = headroom(81 * GIB, limit_bytes=80 * GIB)
-    assert left.bytes == left.sure_bytes == -1 * GIB
+    assert left.bytes == -1 * GIB
     assert left.fits is False
     assert str(left) == "1.00 GiB over the limit of 80.0 GiB"
 
@@ -38,7 +37,7 @@ def test_what_others_hold_counts_where_it_is_known(other, fits):
 
 def test_without_a_limit_nothing_is_claimed():
     left = headroom(10 * GIB, limit_bytes=None)
-    assert left.bytes is left.sure_bytes is left.fits is None
+    assert left.bytes is left.fits is None
     assert "unknown" in str(left)
 
 

@@ -15,7 +15,6 @@ from debubble.plan.split_problem import (
     Work,
     bound_all,
     bound_splits,
-    find_misfit,
     fits_alone,
     min_max,
     overflow_of,
@@ -260,35 +259,36 @@ def test_a_head_takes_layers_off_the_last_stage_and_a_slow_device_off_its_own():
 @pytest.mark.parametrize(
     ("caps", "said"),
     [
-        ([4, 4, 0.5, 9], "stage 2 lacks"),
-        ([4, 4, 4, 3], "lacks 1"),
-        ([0.5, 4, 0.5, 9], "stage 0 is full, and so are others"),
+        ([4, 4, 0.5, 9], "rank 2 lacks 500 B with .*,1,"),
+        ([4, 4, 4, 3], "rank [0-3] lacks 1000 B with "),
+        ([0.5, 4, 3, 9], "rank 0 lacks 500 B with 1,"),
     ],
 )
-def test_what_fits_nowhere_is_refused_by_stage(caps, said):
+def test_what_fits_nowhere_is_refused_by_rank(caps, said):
     memory = SplitMemory(
-        layer_bytes=np.ones((4, 16)), stage_bytes=np.zeros(4), cap_bytes=np.array(caps)
+        layer_bytes=np.full((4, 16), 1000.0),
+        stage_bytes=np.zeros(4),
+        cap_bytes=1000 * np.array(caps),
     )
     problem = split_problem(np.ones(16), rank=np.arange(4), microbatches=4, memory=memory)
-    with pytest.raises(NoSplitFits, match=said):
+    with pytest.raises(NoSplitFits, match=f"no split fits memory: {said}"):
         find_partition(problem, timer_of(problem, "forward-only"))
 
 
-def test_the_stage_named_would_make_room_if_it_had_what_it_lacks():
+@pytest.mark.parametrize("limit", [0, 10**6])
+def test_what_is_refused_fits_nowhere_and_nothing_else_is_refused(limit):
     rng = np.random.default_rng(11)
     refused = 0
     for _ in range(CASES):
         problem = random_problem(rng, "1f1b", 1, caps=True)
         problem.memory.cap_bytes[:] *= 0.9
-        misfit = find_misfit(problem)
         splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
-        assert (misfit is None) == bool((overflow_of(problem, splits) == 0).any())
-        if misfit is not None and misfit.lacking_bytes is not None:
-            refused += 1
-            problem.memory.cap_bytes[misfit.stage] += 0.99 * misfit.lacking_bytes
-            assert (overflow_of(problem, splits) > 0).all()
-            problem.memory.cap_bytes[misfit.stage] += 0.02 * misfit.lacking_bytes
-            assert find_misfit(problem) is None
+        if (overflow_of(problem, splits) == 0).any():
+            find_partition(problem, timer_of(problem, "1f1b"), exhaustive_up_to=limit)
+            continue
+        refused += 1
+        with pytest.raises(NoSplitFits, match="no split fits memory: rank "):
+            find_partition(problem, timer_of(problem, "1f1b"), exhaustive_up_to=limit)
     assert refused > 10
 
 
@@ -299,7 +299,7 @@ def test_stages_that_fit_alone_but_not_together_name_their_rank():
     problem = split_problem(
         np.ones(8), np.ones(8), rank=np.arange(4) % 2, microbatches=4, memory=memory
     )
-    with pytest.raises(NoSplitFits, match=r"rank [01], with stages [01] and [23], lacks"):
+    with pytest.raises(NoSplitFits, match=r"rank [01] lacks 1 B with"):
         find_partition(problem, timer_of(problem, "interleaved-1f1b", 2))
 
 

@@ -51,5 +51,5 @@ def test_a_small_device_gets_fewer_layers_and_one_too_small_is_named():
     found = find_partition(problem, timer_of(problem, "1f1b"), given=(4, 4, 4, 4))
     assert found.split[0] <= 2
     tight = split_memory(COSTS, order, layers=16, limit_bytes=[0.9 * small, *needed[1:]])
-    with pytest.raises(NoSplitFits, match=r"stage [0-3] lacks"):
+    with pytest.raises(NoSplitFits, match=r"rank [0-3] lacks"):
         find_partition(problem_of(tight), timer_of(problem, "1f1b"))

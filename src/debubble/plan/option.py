@@ -38,13 +38,6 @@ class Headroom:
         return None if self.limit_bytes is None else self.limit_bytes - self.peak_bytes
 
     @property
-    def sure_bytes(self) -> float | None:
-        """What is left if fragments are never used; what is unknown of the rest counts as 0."""
-        if self.bytes is None:
-            return None
-        return self.bytes - (self.unallocated_bytes or 0.0) - (self.other_bytes or 0.0)
-
-    @property
     def fits(self) -> bool | None:
         """Whether the peak, and what others hold, stay below the limit."""
         if self.bytes is None:

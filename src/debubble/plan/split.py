@@ -32,7 +32,6 @@ from debubble.plan.split_problem import (
     bound_all,
     bound_blocks,
     bound_splits,
-    find_misfit,
     fits_alone,
     min_max,
     overflow_by_rank,
@@ -269,8 +268,10 @@ def find_partition(
     `evaluate` may add to the costs of the problem, such as transfers, but not undercut them. With
     `near`, the best split of a like problem, the search goes downhill once and looks no farther.
     """
-    _refuse_misfit(problem)
-    search = _Search(problem, evaluate, bound_all(problem))
+    bound_s = bound_all(problem)
+    if not np.isfinite(bound_s):
+        raise _no_rank_fits(problem, exact=True)
+    search = _Search(problem, evaluate, bound_s)
     given_latency = None if given is None else search.time_given(given)
     all_in_all = problem.layer_count + int((1 - problem.least).sum())
     exact = comb(all_in_all - 1, problem.stage_count - 1) <= exhaustive_up_to
@@ -491,27 +492,16 @@ def _moves(stages: int) -> I64:
     return np.array(moves, dtype=np.int64)
 
 
-def _refuse_misfit(problem: SplitProblem) -> None:
-    misfit = find_misfit(problem)
-    if misfit is None:
-        return
-    lacking = misfit.lacking_bytes
-    what = "is full, and so are others" if lacking is None else f"lacks {show_bytes(lacking)}"
-    raise NoSplitFits(f"no split fits memory: stage {misfit.stage} {what}", hint=_MORE_ROOM)
-
-
 def _no_rank_fits(problem: SplitProblem, *, exact: bool) -> NoSplitFits:
-    """Say which rank's stages overflow where each of them would fit alone."""
+    """Say which rank lacks most, and what, with the split that overflows least."""
     nearest = min(
         (_make_fit(problem, np.array(seed, dtype=np.int64)) for seed in _seeds(problem, None)),
         key=lambda split: float(overflow_of(problem, split[None])[0]),
     )
     lacking = overflow_by_rank(problem, nearest[None])[0]
-    rank = int(lacking.argmax())
-    stages = " and ".join(map(str, np.flatnonzero(problem.rank == rank).tolist()))
     said = "no split fits memory" if exact else "no split was found that fits memory"
     return NoSplitFits(
-        f"{said}: rank {rank}, with stages {stages}, lacks {show_bytes(float(lacking[rank]))}"
-        f" with {','.join(map(str, nearest.tolist()))}",
+        f"{said}: rank {int(lacking.argmax())} lacks {show_bytes(float(lacking.max()))} with "
+        + ",".join(map(str, nearest.tolist())),
         hint=_MORE_ROOM,
     )

@@ -133,16 +133,6 @@ class SplitProblem:
         return getattr(self.layers, part), getattr(self.stages, part)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misfit:
-    """Why no split fits."""
-
-    stage: int
-    """The stage that lacks least; where no one stage's memory would help, the first to overflow."""
-    lacking_bytes: float | None
-    """How much more this stage alone would need; None where more than one needs more."""
-
-
 def split_problem(  # noqa: PLR0913 (one argument for each thing that may differ)
     forward: F64,
     backward: F64 | None = None,
@@ -289,7 +279,10 @@ def _bound_some(problem: SplitProblem, splits: I64) -> F64:
 
 
 def bound_all(problem: SplitProblem) -> float:
-    """Return a time that no split can beat, whatever the order: the largest of four bounds."""
+    """Return a time that no split can beat, whatever the order: the largest of four bounds.
+
+    It is infinite where no split fits, stage by stage.
+    """
     lead, both = _least_before(problem, "forward"), _least_before(problem, "round_trip")
     alone = min_max(bound_blocks(problem), fits_alone(problem))
     return max(
@@ -431,32 +424,6 @@ def fits_alone(problem: SplitProblem) -> Flags:
         return fits
     most = problem.memory.most_bytes[problem.rank]
     return fits & (_bytes_of_blocks(problem.memory) <= most[:, None, None])
-
-
-def find_misfit(problem: SplitProblem) -> Misfit | None:
-    """Return the stage that keeps every split from fitting; None where stage by stage one fits."""
-    if problem.memory is None:
-        return None
-    fits = fits_alone(problem)
-    stages, layers = problem.stage_count, problem.layer_count
-    # Whether the stages before one can hold the layers before a cut, and the others the rest.
-    ahead, behind = np.zeros((2, stages + 1, layers + 1), dtype=bool)
-    ahead[0, 0] = behind[stages, layers] = True
-    for stage in range(stages):
-        ahead[stage + 1] = (ahead[stage][:, None] & fits[stage]).any(axis=0)
-    if ahead[stages, layers]:
-        return None
-    for stage in reversed(range(stages)):
-        behind[stage] = (fits[stage] & behind[stage + 1][None, :]).any(axis=1)
-    caps = problem.memory.cap_bytes[problem.rank][:, None, None]
-    over = _only_runs(problem, _bytes_of_blocks(problem.memory) - caps)
-    joined = ahead[:-1, :, None] & behind[1:, None, :]
-    lacking = np.where(joined, over, np.inf).min(axis=(1, 2))
-    stage = int(lacking.argmin())
-    if np.isfinite(lacking[stage]):
-        return Misfit(stage=stage, lacking_bytes=float(lacking[stage]))
-    full = ~ahead[1:].any(axis=1)
-    return Misfit(stage=int(full.argmax()) if full.any() else stages - 1, lacking_bytes=None)
 
 
 def overflow_of(problem: SplitProblem, splits: I64) -> F64:
