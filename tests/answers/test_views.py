@@ -72,7 +72,7 @@ def test_every_view_of_a_run_has_the_same_figures(folder):
                 continue
             repairs = "; repairing " in named.sentence
             saved = named.culprit_saved_s if repairs else named.saved_s
-            assert f" {show_seconds(saved)} of " in named.sentence
+            assert f" {show_seconds(saved)} (" in named.sentence
     links_text = as_text(links_page(links))
     assert set(FIGURE.findall(links_text)) <= set(
         FIGURE.findall(as_markdown(links_page(links)).replace("\\", ""))

@@ -172,11 +172,12 @@ def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
         title=title,
         spare=(spare,),
     )
-    small = []
+    named, small = {cause for matter in answer.named for cause in matter.cause.split("+")}, []
     for cause, share in account.shares.items():
         most = max(rank.shares[cause] for rank in account.ranks)
         # What is unexplained is folded into nothing, but 0.0 % says nothing either.
-        if most < (_NOTHING if cause == Cause.UNEXPLAINED else _SMALL):
+        least = _NOTHING if cause == Cause.UNEXPLAINED or cause in named else _SMALL
+        if most < least:
             small += [cause] if share and cause != Cause.UNEXPLAINED else []
             continue
         culprit = next((each for each in account.culprits if each.cause == cause), None)

@@ -377,7 +377,9 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
         words, batch = describe(plan.first.change), _say_batch(plan, plan.first)
         return f"Try {words}: {batch}; not sure: {_why_unsure(plan, plan.first)}."
     if not plan.options and (plan.refused or plan.left_out):
-        return "No change is possible: every option is refused."
+        reasons = {idea.reason for idea in (*plan.refused, *plan.left_out)}
+        why = reasons.pop() if len(reasons) == 1 else "every option is refused, --details says why"
+        return f"No change is possible: {why}."
     unweighed = ""
     if plan.baseline.source.split is None:
         unweighed = " No split was tried: give the layers with --layers."
