@@ -254,7 +254,7 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
     overhead = (
         f"; unprofiled, a token took {1 / slowdown:.2f} of its profiled time"
         if slowdown
-        else " (the profiler slows launches, so less unprofiled)"
+        else "; less unprofiled: the profiler slows launches"
     )
     if all(rank.device[1] < 0 for rank in account.batches.ranks):
         return (
