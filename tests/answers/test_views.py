@@ -12,7 +12,6 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, SHARED
 
 import debubble
-from debubble.ledger.ledger import MATTERS
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.ledger import SCHEDULE
 from debubble.report.answers.links import answer_links
@@ -60,11 +59,9 @@ def test_every_view_of_a_run_has_the_same_figures(folder):
         assert f"{100 * found.numbers.bubble_fraction:.0f} %" in page.answer
         assert show_seconds(found.numbers.batch_latency_s) in text
         assert sum(found.ledger.shares.values()) == pytest.approx(1, abs=1e-9)
-        rows = {cause for cause in found.ledger.shares if f"\n{cause.replace('_', ' ')} " in text}
-        for cause in rows:
-            assert show_share(found.ledger.shares[cause]) in text
-        small = sum(found.ledger.shares[cause] for cause in found.ledger.shares.keys() - rows)
-        assert small < MATTERS or f" {show_share(small)} " in text
+        for share in found.ledger.shares.values():
+            if share >= 0.0005:
+                assert show_share(share) in text
         for saving in found.savings:
             whole = saving.batch_latency_s + saving.saved_s
             assert whole == pytest.approx(found.numbers.batch_latency_s, abs=2e-9)
