@@ -41,6 +41,14 @@ def test_a_run_is_kept_listed_tagged_exported_compared_and_dropped(tmp_path):
     assert answer(f"history prune --keep 1 {STORE}") == "1 dropped.\n"
 
 
+def test_a_store_given_before_the_subcommand_is_the_one_that_is_used(tmp_path):
+    added = type_command(f"debubble history {STORE} add {RUN} --name base", tmp_path)
+    assert "next: debubble history --store sqlite:///history.db" in added.text
+    assert (tmp_path / "history.db").exists()
+    assert type_command(f"debubble history {STORE} show base", tmp_path).code == 0
+    assert type_command(f"debubble history {STORE} prune --keep 0", tmp_path).text == "1 dropped.\n"
+
+
 def test_an_empty_history_says_how_to_begin(tmp_path):
     found = type_command(f"debubble history {STORE}", tmp_path)
     assert found.code == 0

@@ -69,7 +69,10 @@ def test_what_is_left_out_is_said_in_one_line_and_not_refused():
 def test_what_a_framework_has_no_words_for_at_all_leaves_nothing():
     found = plan_of(TORCH, emit="vllm")
     assert found.options == []
-    assert found.verdict == "No change is possible: every option is refused."
+    assert found.verdict == (
+        "No change is possible; most options are refused because vLLM has no setting to train: it "
+        "serves, and the run has backward passes (1f1b)."
+    )
     assert found.emitted.reason.startswith("vLLM has no setting to train")
 
 

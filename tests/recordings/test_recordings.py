@@ -7,6 +7,7 @@ agreement are in docs/development/agreement.md.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,33 @@ def test_bullets_come_in_the_order_of_what_they_save(answers):
     for named in answers.find.named:
         if named.cause in rows and named.cause != "slow_link":
             assert named.saved_s == rows[named.cause]
+    # Of a stream the most that quick launches may save counts a third: the profiler slows hosts.
+    for first, second in pairwise(saved):
+        assert second <= 3 * first
+
+
+def test_a_cause_that_a_bullet_names_has_a_row(answers):
+    rows = "\n".join(lines_of(find_page(answers.find, details=False), 120))
+    shares = answers.find.ledger.shares if answers.find.ledger else {}
+    for named in answers.find.named:
+        for cause in named.cause.split("+"):
+            if f"{shares.get(cause, 0.0):.3f}" != "0.000":
+                assert f"\n{cause.replace('_', ' ')} " in rows
+
+
+def test_few_requests_are_not_said_to_be_more_batches(answers):
+    if any("cannot fill" in named.sentence for named in answers.find.named):
+        assert "in flight" not in answers.find.verdict
+
+
+def test_a_gain_that_batches_do_not_show_is_explained(plan):
+    batch = plan.baseline.numbers.batch_latency_s
+    notes = plan_page(plan, "", details=False).notes
+    for option in plan.options:
+        same_batch = option.change.microbatches in {None, plan.baseline.microbatches}
+        shown = batch / option.numbers.batch_latency_s - 1
+        if same_batch and abs(shown - option.throughput_gain_fraction) > 0.01:
+            assert any(note.startswith("gain: of whole steps") for note in notes), option.words
 
 
 def test_find_and_plan_of_four_ranks_fit_a_screen(answers):

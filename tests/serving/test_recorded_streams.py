@@ -97,8 +97,10 @@ def test_the_long_stage_is_named_first_and_hosts_with_what_they_cost():
     assert "7 layers" in named[0].sentence
     host = next(one for one in named if one.cause == "host")
     assert "decode computes" in host.sentence
-    assert "upper bound" in host.sentence
-    assert host is named[-1]  # the profiler makes launches slow: it promises nothing
+    assert "saves at most" in host.sentence
+    # The profiler makes launches slow: what they may save counts a third.
+    counted = [one.saved_s / (3 if one is host else 1) for one in named]
+    assert counted == sorted(counted, reverse=True)
     even = debubble.find(DATA / "k4").named
     assert all(one.cause != "imbalance" or one.saved_s < 0.0004 for one in even)
 

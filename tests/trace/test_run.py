@@ -112,7 +112,7 @@ def test_a_folder_with_no_traces_says_what_is_there_instead(tmp_path):
 def test_an_empty_folder_and_a_wrong_path_are_errors(tmp_path):
     with pytest.raises(RunNotFound, match="no files there"):
         find_run([str(tmp_path)])
-    with pytest.raises(RunNotFound, match="No such file"):
+    with pytest.raises(RunNotFound, match="no such file or folder"):
         find_run([str(tmp_path / "typo.json")])
 
 

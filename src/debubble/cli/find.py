@@ -204,12 +204,14 @@ def _answer_no_pipeline(
 
 
 def _following(analysis: Analysis, answer: FindAnswer, words: str) -> str:
-    """Lead on: to the wires where slow ones cost most, else to what could be changed."""
+    """Lead on: to slow wires that cost most, to files where ranks are missing, else to changes."""
     from debubble.ledger.causes import Cause
 
     slow = any(hop.verdict == "slow" for hop in answer.hops)
     if slow and (not answer.named or answer.named[0].cause == Cause.SLOW_LINK):
         return f"debubble links {words}"
+    if analysis.pipeline.absent:  # nothing is predicted of a part
+        return f"debubble inspect {words}"
     if analysis.ledger is None and analysis.stream is None:
         return f"debubble find {words} --timeline"
     return f"debubble plan {words}"

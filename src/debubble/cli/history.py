@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -49,6 +50,8 @@ def command(context: click.Context, *, store: str | None, manners: Manners) -> N
         with opened(store, read_only=True) as history:
             records, damaged = history.readable_records()
         _print_records(records, damaged, manners)
+    elif store is not None:  # what is given before the subcommand holds for it
+        context.default_map = {name: {"store": store} for name in command.commands}
 
 
 @command.command("add")
@@ -90,7 +93,9 @@ def add(  # noqa: PLR0913 (one argument a flag)
     record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
     page = history_page([record])
     page.answer = f"Kept as {name}."
-    page.next_command = manners.hint("debubble history")
+    # A URL with a user may hold a password.
+    place = "" if store is None else f" --store {'URL' if '@' in store else shlex.quote(store)}"
+    page.next_command = manners.hint(f"debubble history{place}")
     page.gaps = list(gaps)
     finish(page, answer_history([record], gaps), manners)
 

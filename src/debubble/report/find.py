@@ -172,11 +172,13 @@ def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Ta
         title=title,
         spare=(spare,),
     )
+    named = {cause for matter in answer.named for cause in matter.cause.split("+")}
     folded = []
     for cause, share in account.shares.items():
         most = max(rank.shares[cause] for rank in account.ranks)
         # What is unexplained is folded into nothing, but 0.0 % says nothing either.
-        if most < (_NOTHING if small or cause == Cause.UNEXPLAINED else _SMALL):
+        kept = small or cause == Cause.UNEXPLAINED or cause in named
+        if most < (_NOTHING if kept else _SMALL):
             folded += [cause] if not small and share and cause != Cause.UNEXPLAINED else []
             continue
         culprit = next((each for each in account.culprits if each.cause == cause), None)

@@ -9,6 +9,7 @@ from debubble.report.answers.context_length import CachePart, LengthPart, least_
 from debubble.report.answers.ledger import say_rates, worth_cells, worth_columns
 from debubble.report.answers.plan import OptionPart, PlanAnswer
 from debubble.report.answers.server_plan import ServerOptionPart, ServerPlanAnswer
+from debubble.report.answers.serving import UNPRICED
 from debubble.report.text import FEW, Page, Table, refused_table
 from debubble.units import (
     counted,
@@ -27,6 +28,8 @@ from debubble.units import (
 
 # What takes less beside layers is nothing to speak of.
 _LEAST_WORTH = 0.2
+# What lies between batches and is less of a batch than this does not show in a gain.
+_LEAST_BETWEEN = 0.02
 # Of the short answer: bullets, options, those of them with a larger batch, assumptions.
 _MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 4
 
@@ -70,7 +73,19 @@ def _few_notes(answer: PlanAnswer) -> list[str]:
     every = [sentences for option in _shown_first(answer) for sentences in option.assumptions]
     assumed = list(dict.fromkeys(every))[:_MOST_ASSUMED]
     basis = say_basis(answer.basis, answer.baseline.without_profiler)
-    return [basis, *(f"assumed: {sentences}" for sentences in assumed), *_memory_notes(answer)]
+    assumed = [f"assumed: {sentences}" for sentences in assumed]
+    return [basis, *_between_steps(answer), *assumed, *_memory_notes(answer)]
+
+
+def _between_steps(answer: PlanAnswer) -> list[str]:
+    """Say that the gain is of whole steps, where these are longer than the batch."""
+    numbers, count = answer.baseline.numbers, answer.baseline.microbatches
+    if not (numbers.microbatches_per_s and numbers.batch_latency_s and count):
+        return []
+    between_s = count / numbers.microbatches_per_s - numbers.batch_latency_s
+    if between_s < _LEAST_BETWEEN * numbers.batch_latency_s:
+        return []
+    return [f"gain: of whole steps, with the {show_seconds(between_s)} between batches"]
 
 
 _COLUMNS = ("option", "batch", "80 % interval", "bubble", "gain", "headroom", "do")
@@ -78,8 +93,9 @@ _COLUMNS = ("option", "batch", "80 % interval", "bubble", "gain", "headroom", "d
 
 def _unchanged_cells(answer: PlanAnswer) -> tuple[str, ...]:
     now = answer.baseline
+    split = f" (split {','.join(map(str, now.split))})" if now.split else ""
     return (
-        "unchanged",
+        f"unchanged{split}",
         show_seconds(now.numbers.batch_latency_s),
         "",
         show_share(now.numbers.bubble_fraction),
@@ -178,7 +194,7 @@ def _cache_table(answer: PlanAnswer, cache: CachePart) -> Table:
 
 def _notes(answer: PlanAnswer) -> list[str]:
     base, length, cache = answer.baseline, answer.context_length, answer.kv_cache
-    notes = [say_basis(answer.basis, base.without_profiler)]
+    notes = [say_basis(answer.basis, base.without_profiler), *_between_steps(answer)]
     notes += [f"{answer.left_out.sentence}; --for any includes them"] if answer.left_out else []
     notes += list(say_rates(answer.rates)) if answer.options else []
     each = [size for size in base.per_microbatch_bytes if size is not None]
@@ -259,12 +275,16 @@ def server_plan_page(
         f"{option.what}: {option.refused}." for option in answer.options if option.refused
     ]
     notes = [f"model error on the captured batches: {show_gain(answer.misfit_fraction)}"]
-    assumed = [f"assumed: {sentences}" for sentences in answer.assumptions]
+    assumed = [
+        sentences if sentences.startswith(UNPRICED) else f"assumed: {sentences}"
+        for sentences in answer.assumptions
+    ]
     if details:
         notes.append("TTFT: after queueing; KV: tokens in each stage's cache")
         notes += say_rates(answer.rates) if answer.options else ()
-    elif next_command:
-        assumed = [*assumed[:_MOST_ASSUMED], "all changes and assumptions: --details"]
+    else:
+        assumed = assumed[:_MOST_ASSUMED]
+        assumed += ["all changes and assumptions: --details"] if next_command else []
     page.notes = notes + assumed
     if answer.emitted is not None and answer.emitted.reason:
         page.notes.append(f"not written for {answer.emitted.framework}: {answer.emitted.reason}")
@@ -281,8 +301,9 @@ def _server_table(answer: ServerPlanAnswer, options: Sequence[ServerOptionPart])
         title="changes, by tokens/s" if len(answer.options) > 1 else "",
         spare=("GPU-h/day", "KV"),
     )
+    layers = answer.setting.layers
     table.add(
-        "unchanged",
+        f"unchanged (layers {','.join(map(str, layers))})" if layers else "unchanged",
         show_number(now.tokens_out_per_s),
         "",
         "",
@@ -302,7 +323,7 @@ def _server_table(answer: ServerPlanAnswer, options: Sequence[ServerOptionPart])
             show_known(served.ttft_s, show_seconds),
             show_seconds(served.tpot_s),
             show_known(served.kv_tokens, show_count),
-            option.verdict,
+            "try" if option.verdict == "maybe" else option.verdict,
             *worth_cells(answer.rates, option.worth),
         )
     return table.without_unknown()

@@ -123,8 +123,8 @@ def measure_source(
             f"{'rank' if len(figures.absent) == 1 else 'ranks'} {show_ranks(figures.absent)}"
         )
         raise UsageError(
-            f"a part of a pipeline cannot be planned with: no trace of {ranks_missed}",
-            hint="capture all ranks of the pipeline; `debubble find` says what is wrong with them",
+            f"predictions need all ranks of the pipeline: no trace of {ranks_missed}",
+            hint="capture all ranks; `debubble inspect` says what is wrong with their files",
         )
     ranks, steps = figures.ranks, [window.step for window in figures.windows]
     kept = only_steps(timeline, steps)

@@ -362,6 +362,10 @@ def expand(places: Iterable[str]) -> tuple[tuple[str, ...], bool]:
     named = True
     for place in places:
         found, is_file = _expand_url(place) if is_url(place) else _expand_path(place)
+        if found == [place] and not is_url(place) and not os.path.lexists(place):
+            raise RunNotFound(
+                f"{place}: no such file or folder", hint="check the path, and the options before it"
+            )
         if not found:
             raise RunNotFound(
                 f"{place}: no files there", hint="give a trace, a folder of traces, or a glob"

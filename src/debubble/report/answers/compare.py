@@ -198,10 +198,10 @@ def say_comparison(comparison: Comparison) -> str:
     first, second = comparison.deciding.before, comparison.deciding.after
     counts = f"{first.n if first else 0} and {second.n if second else 0}"
     needed = comparison.needed or least_samples()
-    return (
-        f"{word} (indicative, {counts} steps): {_say_speed(comparison)}{because}; a test needs "
-        f"about {needed} steps a side."
-    )
+    few = f"{word} (indicative, {counts} steps)"
+    if comparison.verdict is Verdict.NO_CLEAR_CHANGE:
+        few = f"Too few steps to tell ({counts})"
+    return f"{few}: {_say_speed(comparison)}{because}; a test needs about {needed} steps a side."
 
 
 def _say_speed(comparison: Comparison) -> str:

@@ -464,7 +464,7 @@ def _in_brackets(words: list[str]) -> str:
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _say_stream(waits: str, analysis: Analysis) -> str:
+def _say_stream(waits: str, analysis: Analysis) -> str:  # noqa: PLR0911 (one sentence each)
     """Say how many batches were in flight, and what that alone would cost."""
     stream, expected = analysis.pipeline.stream, theory_of_stream(analysis.pipeline)
     if analysis.pipeline.absent:  # what is in flight in stages without a trace does not show
@@ -483,6 +483,9 @@ def _say_stream(waits: str, analysis: Analysis) -> str:
         )
     if stream is None or expected is None:
         return f"{waits}."
+    if analysis.stream is not None and analysis.stream.batches.starved:
+        requests = counted(analysis.stream.batches.requests, "request")
+        return f"{waits} with {requests} at once."
     if stream.kept is not None:
         batches = counted(stream.kept, "batch", "batches")
     else:

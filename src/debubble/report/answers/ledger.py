@@ -12,7 +12,7 @@ from debubble.ledger.account import find_culprits
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import MATTERS, Ledger
 from debubble.ledger.savings import HEAD_OF_LINE
-from debubble.ledger.verdict import LITTLE, Bottleneck, MainCause
+from debubble.ledger.verdict import Bottleneck, MainCause
 from debubble.measure.worth import Rates, Worth
 from debubble.report.answers.base import Part
 from debubble.report.answers.change import describe, say_gain
@@ -329,13 +329,13 @@ def say_cause(ledger: Ledger, named: MainCause) -> str:
     culprit, saving = _say_culprit(ledger, named), named.saving
     if named.culprit_saved_ns is not None and named.slow_hops:
         share = named.culprit_saved_ns / max(before, 1)
-        little = "saves little: " if share < LITTLE else "saves "
         amount = f"{show_duration(named.culprit_saved_ns)} ({show_percent(share)})"
         hops = "it" if len(named.slow_hops) == 1 else "them"
-        return f"{culprit}; repairing {hops} {little}{amount}"
+        return f"{culprit}; repairing {hops} saves {amount}"
     buys = f"{show_duration(saving.saved_ns)} ({show_percent(saving.saved_fraction)})"
     if len(saving.causes) > 1:
-        return f"{say_remedy(named.cause)}: saves {buys} together; either alone saves less"
+        remedies = " and ".join(REMEDIES[cause] for cause in named.cause.split("+"))
+        return f"two causes fixed together save {buys}: {remedies}; either alone saves less"
     if named.slower_layers is not None and named.culprit_saved_ns is not None:
         alike = show_duration(named.culprit_saved_ns)
         share_alike = show_percent(named.culprit_saved_ns / max(before, 1))

@@ -201,7 +201,7 @@ def say_links(links: LinkHealth) -> str:
         return f"It is not the wire: {counted(healthy, 'hop')} healthy{unknown}."
     if links.alike.bytes_per_s is None:
         return (
-            f"No hop is slower than its peers ({counted(healthy, 'hop')}{unknown}); their "
+            f"No hop is slow beside its peers ({counted(healthy, 'hop')}{unknown}); their "
             "bandwidth is not measured: state the expected one with --class NAME."
         )
     shares = ", ".join(
@@ -214,8 +214,9 @@ def say_links(links: LinkHealth) -> str:
         rate += f" with messages of {size}"
         shares = "too small to measure bandwidth: state the expected one with --class NAME."
     else:
-        shares += ": is that your link?"
-    return f"No hop is slower than its peers: all {healthy} alike at {rate}{unknown}; {shares}"
+        shares += "; --class NAME judges it against your link."
+    median = f"{counted(healthy, 'hop')}, median {rate}"
+    return f"No hop is slow beside its peers: {median}{unknown}; {shares}"
 
 
 def _say_slow(links: LinkHealth) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -377,7 +378,9 @@ def _verdict(plan: Plan) -> str:  # noqa: PLR0911 (one sentence each)
         words, batch = describe(plan.first.change), _say_batch(plan, plan.first)
         return f"Try {words}: {batch}; not sure: {_why_unsure(plan, plan.first)}."
     if not plan.options and (plan.refused or plan.left_out):
-        return "No change is possible: every option is refused."
+        reasons = Counter(idea.reason for idea in (*plan.refused, *plan.left_out))
+        (why, _), *_ = reasons.most_common(1)
+        return f"No change is possible; most options are refused because {why}."
     unweighed = ""
     if plan.baseline.source.split is None:
         unweighed = " No split was tried: give the layers with --layers."

@@ -228,7 +228,7 @@ def _what(model: ServerModel, option: ServerOption) -> str:
 def _as_it_is(model: ServerModel) -> str:
     rate = f"{show_number(model.as_is.tokens_out_per_s)} tokens/s out"
     under = " (profiled)" if model.profiled else ""
-    return f"The server gives {rate}{under}, {show_seconds(model.as_is.tpot_s)} a token"
+    return f"The server gives {rate}{under}, TPOT {show_seconds(model.as_is.tpot_s)}"
 
 
 def _say(model: ServerModel, option: ServerOption) -> str:
@@ -239,7 +239,7 @@ def _say(model: ServerModel, option: ServerOption) -> str:
     return (
         f"with {what} it would give {show_number(served.tokens_out_per_s)} "
         f"({show_gain(option.gain)}, 80 % interval "
-        f"{show_gains(option.low - 1, option.high - 1)}), {show_seconds(served.tpot_s)} a token"
+        f"{show_gains(option.low - 1, option.high - 1)}), TPOT {show_seconds(served.tpot_s)}"
     )
 
 

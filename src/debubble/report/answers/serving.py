@@ -67,7 +67,7 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
     requests_running: float | None
 
 
-_UNPRICED = "not predicted: "
+UNPRICED = "not predicted: "
 
 
 def answer_hosts(analysis: Analysis) -> list[HostPart]:
@@ -124,7 +124,7 @@ def _engine_notes(analysis: Analysis, account: StreamAccount) -> list[str]:
             "streams that share a hardware queue wait for each other: "
             "CUDA_DEVICE_MAX_CONNECTIONS sets the number of queues"
         )
-    return [f"{_UNPRICED}{note}" for note in notes]
+    return [f"{UNPRICED}{note}" for note in notes]
 
 
 def _replays_graphs(analysis: Analysis) -> bool:
@@ -150,15 +150,14 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
     noise = max(MATTERS, abs(account.replay_error or 0.0))
     notes = analysis.server_notes
     overhead = notes is not None and notes.slowdown is not None
-    # What the profiler itself may have made comes last, unless the server tells what it costs; of
-    # an engine whose turns show what its hosts do, it counts as little as quick hosts leave of it.
-    shown = account.batches.turn_known
 
-    def weight(saving: StreamSaving) -> tuple[bool, float]:
+    def weight(saving: StreamSaving) -> float:
+        # What the profiler may have made counts as little as quick hosts leave of it, unless the
+        # server tells what it costs.
         unsure = saving.inflated and not overhead
-        return unsure and not shown, -saving.saved_ns / (WITHOUT_PROFILER if unsure else 1.0)
+        return saving.saved_ns / (WITHOUT_PROFILER if unsure else 1.0)
 
-    savings = sorted(account.savings, key=weight)
+    savings = sorted(account.savings, key=weight, reverse=True)
     names = [rank.rank for rank in account.batches.ranks]
     return [
         NamedCause.of(
@@ -255,14 +254,14 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
     overhead = (
         f"; unprofiled, a token took {1 / slowdown:.2f} of its profiled time"
         if slowdown
-        else " (an upper bound: the profiler slows launches)"
+        else "; less unprofiled: the profiler slows launches"
     )
     if all(rank.device[1] < 0 for rank in account.batches.ranks):
         return (
             f"{show_percent(share)} of the time is between operators, most on rank {rank}"
-            f"{bound}; without these gaps: saves up to {buys}{overhead}"
+            f"{bound}; without these gaps: saves at most {buys}{overhead}"
         )
     return (
         f"hosts launch too late: devices wait {show_percent(share)} of the time, most on rank "
-        f"{rank}{bound}; zero-cost launches: saves up to {buys}{overhead}"
+        f"{rank}{bound}; zero-cost launches: saves at most {buys}{overhead}"
     )
