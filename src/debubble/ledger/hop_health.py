@@ -29,6 +29,7 @@ from debubble.links.hop_times import (
     wires_between,
 )
 from debubble.links.wiring import Wiring
+from debubble.simulate.costs.wire_pools import Slower, SlowHop
 from debubble.simulate.lengths import hop_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline, surely_share
@@ -72,6 +73,8 @@ class HopHealth:
     """Not merely guessed from the devices."""
     cost_ns: int | None
     """What a batch would save with this hop as it should be; None where that is not known."""
+    slower: SlowHop | None
+    """How slow it is, of a slow one."""
 
     @property
     def hop(self) -> Hop:
@@ -130,6 +133,11 @@ class LinkHealth:
     def slow_cost_ns(self) -> int | None:
         """What a batch would save with all slow hops as they should be; None where not known."""
         return self.cost_of([hop.hop for hop in self.slow])
+
+    @property
+    def slow_hops(self) -> dict[Hop, SlowHop]:
+        """How slow each slow hop is."""
+        return {hop.hop: hop.slower for hop in self.hops if hop.slower is not None}
 
     def cost_of(self, hops: Sequence[Hop]) -> int | None:
         """Return what some slow hops cost together: one, or what is repaired at once."""
@@ -232,6 +240,7 @@ def _judge(
             wire=wiring.of(hop.hop),
             wire_stated=hop.hop in wiring.stated,
             cost_ns=_cost(ledger, hop.hop, judged[hop.hop]),
+            slower=_slower(ledger, hop.hop, judged[hop.hop]),
         )
         for hop in timed
     )
@@ -285,6 +294,36 @@ def _as_priced(judgement: Judgement, hop: Hop, ledger: Ledger | None) -> Judgeme
     if times is None or times <= 1:
         return judgement
     return judge_ratio(times, slow=True, against="peers")
+
+
+def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | None:
+    """Say how slow a slow hop is, as the account has it; by its past or kind of wire alike."""
+    if not judgement.slow:
+        return None
+    times = judgement.times or 1.0
+    alike = Slower(times, times, 1.0)
+    if ledger is None or judgement.against != "peers":
+        return SlowHop(times, alike, alike)
+    number = _number(ledger, hop)
+    found = []
+    for exchanged in (False, True):
+        rows = [
+            (hop_of(remedies.step.program) == number) & (remedies.step.fused == exchanged)
+            for remedies in ledger.remedies
+        ]
+        columns = [
+            np.concatenate(
+                [
+                    getattr(remedies.expected, name)[mine]
+                    for remedies, mine in zip(ledger.remedies, rows, strict=True)
+                ]
+            )
+            for name in ("wire_times", "drain_times", "sending_times")
+        ]
+        found.append(
+            Slower(*(float(np.median(column)) for column in columns)) if len(columns[0]) else alike
+        )
+    return SlowHop(times, *found)
 
 
 def _costs_together(

@@ -28,7 +28,7 @@ from debubble.units import (
 # What takes less beside layers is nothing to speak of.
 _LEAST_WORTH = 0.2
 # Of the short answer: bullets, options, those of them with a larger batch, assumptions.
-_MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 4
+_MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 3
 
 
 def plan_page(answer: PlanAnswer, next_command: str = "", *, details: bool = True) -> Page:

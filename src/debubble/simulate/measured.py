@@ -394,7 +394,7 @@ def _meet(transfers: Transfers, ranks: tuple[RankTimeline, ...]) -> Flags:
     """
     hop = transfers.source.astype(np.int64) << 32 | transfers.destination
     alone = ~transfers.fused
-    early = alone & (transfers.send_end_ns < transfers.receive_start_ns)
+    early = transfers.buffered
     late_ns = transfers.receive_start_ns - transfers.send_start_ns
     sending_ns = transfers.send_end_ns - transfers.send_start_ns
     awaited = alone & (early | (late_ns <= 0))
