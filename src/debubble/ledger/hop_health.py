@@ -21,8 +21,9 @@ from debubble.links.hop_times import (
     LinkClass,
     Past,
     Verdict,
+    against_peers,
+    expect_stream,
     judge_hops,
-    judge_ratio,
     nccl_command,
     nvlink_of,
     time_hops,
@@ -35,17 +36,6 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline, surely_share
 from debubble.timeline.steps import only_steps
 from debubble.units import NS_PER_S
-
-
-def _times_in_account(ledger: Ledger, hop: Hop) -> float | None:
-    """Return how many times as long a hop's messages mostly take as those of its peers."""
-    number = _number(ledger, hop)
-    times = [
-        remedies.expected.wire_times[hop_of(remedies.step.program) == number]
-        for remedies in ledger.remedies
-    ]
-    found = np.concatenate(times) if times else np.zeros(0)
-    return float(np.median(found)) if len(found) else None
 
 
 def saved_by_repair(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
@@ -223,16 +213,18 @@ def _judge(
     wiring: Wiring,
     history: Mapping[Hop, Past],
 ) -> LinkHealth:
-    wires = _wires(figures, wiring)
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
-    beside: Sequence[HopTimes] = ()
-    if ledger is not None and ledger.job.hops:
-        beside = time_hops(only_steps(timeline, steps), ledger.job.hops)
-        for replica in ledger.job.beside:
-            wires |= wires_between(timeline.ranks_of(replica))
-    judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history, beside=beside)
-    judged = {hop: _as_priced(judgement, hop, ledger) for hop, judgement in judged.items()}
+    if ledger is not None:
+        expected = [remedies.expected for remedies in ledger.remedies]
+    else:
+        expected = [expect_stream(timeline.transfers, figures.ranks, _wires(figures, wiring))]
+    judged = judge_hops(
+        timed,
+        against_peers(expected, [rank.rank for rank in figures.ranks]),
+        classes=wiring.stated,
+        history=history,
+    )
     hops = tuple(
         HopHealth(
             times=hop,
@@ -257,7 +249,8 @@ def _judge(
 def _alike(hops: Sequence[HopHealth], figures: PipelineFigures) -> Alike | None:
     """Tell what all hops do, where nothing but these hops themselves says what they should do."""
     judged = [hop for hop in hops if hop.judgement.verdict != Verdict.UNKNOWN]
-    if not judged or any(hop.slow or hop.judgement.against != "peers" for hop in judged):
+    by_peers = [hop.judgement.against == "peers" and not hop.wire_stated for hop in judged]
+    if not all(by_peers) or any(hop.slow for hop in judged) or not judged:
         return None
     rates = [hop.times.bytes_per_s for hop in judged if hop.times.bytes_per_s]
     rate = float(median(rates)) if rates else None
@@ -284,16 +277,6 @@ def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
     if not judgement.slow:
         return 0
     return saved_by_repair(ledger, {hop: _share(judgement)})
-
-
-def _as_priced(judgement: Judgement, hop: Hop, ledger: Ledger | None) -> Judgement:
-    """Say how slow a slow hop is by all its messages, as the account has it that prices it."""
-    if ledger is None or not judgement.slow or judgement.against != "peers":
-        return judgement
-    times = _times_in_account(ledger, hop)
-    if times is None or times <= 1:
-        return judgement
-    return judge_ratio(times, slow=True, against="peers")
 
 
 def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | None:
