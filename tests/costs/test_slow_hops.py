@@ -24,7 +24,5 @@ def test_slow_hops_are_those_that_were_paced(name, slow, recorded_data):
     timeline = build_recording(recorded_data / name)
     source = measure_baseline(timeline, measure_pipeline(timeline, 0)).source
     assert sorted(source.wires.slow) == slow
-    # Their messages are in no pool of the others, and those of the others in none of theirs.
-    for own in source.wires.slow.values():
-        assert own.wires.both_ways > 3 * source.wires.both_ways
-        assert own.wires.one_way > 3 * source.wires.one_way
+    # They are paced to a fifth.
+    assert all(hop.times > 3 for hop in source.wires.slow.values())

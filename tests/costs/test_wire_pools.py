@@ -9,7 +9,7 @@ import pytest
 from support.timelines.by_hand import MS, a_timeline
 
 from debubble.simulate.costs.wire_pools import _ONE as ONE
-from debubble.simulate.costs.wire_pools import join_pools, pool_wires
+from debubble.simulate.costs.wire_pools import Slower, SlowHop, join_pools, pool_wires
 from debubble.timeline.model import Transfers, join_columns
 
 PASSES = [(rank, rank, "F", 0, 0, 0, 1) for rank in range(3)]
@@ -42,6 +42,11 @@ def pools_of(*messages, slow=None):
     timeline = a_timeline(PASSES, stages=((0,), (1,), (2,)))
     transfers = join_columns(messages, by="receive_end_ns") if messages else timeline.transfers
     return pool_wires(replace(timeline, transfers=transfers), 0, slow)
+
+
+def slower(times):
+    alike = Slower(wire=times, drain=times, sending=1.0)
+    return SlowHop(times=times, alone=alike, exchanged=alike)
 
 
 def in_ms(pool):
@@ -214,37 +219,17 @@ class TestDraws:
 
 
 class TestSlowHops:
-    def test_what_a_slow_hop_takes_is_what_its_own_messages_took(self):
+    def test_messages_of_a_slow_hop_are_in_no_pool_of_the_others(self):
         messages = *often(4, 0, 1, length=10), *often(4, 1, 2, length=25, begin=5)
-        pools = pools_of(*messages, slow={(1, 2): 2.5})
-        assert pools.slow[1, 2].wires.one_way == 25 * MS
+        pools = pools_of(*messages, slow={(1, 2): slower(2.5)})
+        assert pools.slow == {(1, 2): slower(2.5)}
         assert pools.one_way == 10 * MS
-        assert len(pools.body) == len(pools.slow[1, 2].wires.body) == 4
+        assert len(pools.body) == 4
 
-    def test_messages_that_were_there_already_are_no_part_of_longer_ones(self):
-        """A socket that is read slowly takes as long whenever its message was sent."""
-
-        def early(hop, length, begin):
-            return [
-                sent(*hop, (begin + 100 * n, begin + 100 * n + 1),
-                     (begin + 100 * n + 2, begin + 100 * n + 2 + length))
-                for n in range(4)
-            ]  # fmt: skip
-
-        slow = [*early((1, 2), 30, 50), *often(2, 1, 2, length=31, begin=5000)]
-        usual = [*early((0, 1), 1, 0), *often(4, 0, 1, length=2, begin=6000)]
-        own = pools_of(*slow, *usual, slow={(1, 2): 30.0}).slow[1, 2]
-        assert own.wires.drain == 30 * MS
-        assert own.wires.one_way == 31 * MS
-        assert np.sort(own.sends_ns / MS).tolist() == [1] * 4 + [31] * 2
-
-    def test_what_its_messages_do_not_show_is_as_many_times_as_long_as_others(self):
-        exchanges = [sent(1, 2, (at, at + 30), (at, at + 30), fused=True) for at in (0, 100, 200)]
-        usual = [sent(0, 1, (at, at + 10), (at, at + 10), fused=True) for at in (3000, 3100, 3200)]
-        messages = *exchanges, *usual, *often(4, 0, 1, length=8, begin=5000)
-        own = pools_of(*messages, slow={(1, 2): 3.0}).slow[1, 2]
-        assert own.wires.both_ways == 30 * MS
-        assert own.wires.one_way == 3 * 8 * MS
+    def test_where_all_hops_are_slow_their_messages_tell_what_they_should_take(self):
+        pools = pools_of(*often(4, 0, 1, length=25), slow={(0, 1): slower(2.5)})
+        assert pools.one_way == 10 * MS
+        assert len(pools.body) == 4
 
     @pytest.mark.parametrize(("back", "usual"), [(29, 10), (12, 11)])
     def test_exchanges_that_a_slow_hop_holds_up_tell_nothing_of_the_way_back(self, back, usual):
@@ -254,7 +239,7 @@ class TestSlowHops:
             for at in range(0, 800, 100)
         ]
         others = [sent(0, 1, (at, at + 10), (at, at + 10), fused=True) for at in range(0, 800, 100)]
-        pools = pools_of(*both_ways, *others, slow={(1, 2): 3.0})
+        pools = pools_of(*both_ways, *others, slow={(1, 2): slower(3.0)})
         assert pools.both_ways == usual * MS
 
 
@@ -278,11 +263,11 @@ class TestTwoRuns:
 
     def test_a_slow_hop_of_the_first_stays_as_slow_however_quick_the_other_is(self):
         messages = *often(8, 0, 1, length=10), *often(8, 1, 2, length=25, begin=5)
-        slow = pools_of(*messages, slow={(1, 2): 2.5})
+        slow = pools_of(*messages, slow={(1, 2): slower(2.5)})
         quick = pools_of(*often(30, 0, 1, length=5))
         both = join_pools(slow, quick)
         assert both.one_way == 5 * MS
-        assert both.slow[1, 2].wires.one_way == 25 * MS
+        assert both.slow == {(1, 2): slower(2.5)}
         assert join_pools(quick, slow).slow == {}
 
     def test_whether_messages_share_kernels_is_as_in_the_first(self):

@@ -136,9 +136,9 @@ def test_several_slow_hops_have_a_price_together(recorded_data):
 
 def test_hops_that_are_alike_are_not_called_healthy_by_each_other(recorded_data):
     found = judged(recorded_data / "fwd_closed_m4")
-    assert found.alike.hops == 2
+    assert found.alike.hops == 3
     said = say_links(found)
-    assert said.startswith("No hop is slow beside its peers: 2 hops, median ")
+    assert said.startswith("No hop is slow beside its peers: 3 hops, median ")
     assert said.endswith("of a 400 Gb/s port; --class NAME judges it against your link.")
     assert "It is not the wire" not in said
 

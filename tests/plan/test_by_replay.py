@@ -68,8 +68,8 @@ def test_what_is_simulated_too_long_is_where_the_run_is_missed(slow_hop, wrong, 
     source = baseline.source
     if "hop" in wrong:
         own = source.wires.slow[wrong["hop"]]
-        longer = replace(own.wires, one_way=2 * own.wires.one_way)
-        slow = {**source.wires.slow, wrong["hop"]: replace(own, wires=longer)}
+        longer = own.alone._replace(wire=2 * own.alone.wire)
+        slow = {**source.wires.slow, wrong["hop"]: own._replace(alone=longer)}
         source = replace(source, wires=replace(source.wires, slow=slow))
     else:
         layers = tuple(

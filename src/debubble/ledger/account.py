@@ -29,7 +29,7 @@ from debubble.ledger.causes import (
     RootKind,
     Stretch,
 )
-from debubble.links.hop_times import ExpectedTimes
+from debubble.links.hop_times import ExpectedTimes, as_it_came
 from debubble.simulate import events
 from debubble.simulate.costs.passes import (
     PassCosts,
@@ -212,7 +212,7 @@ class _Cutter:
     ) -> None:
         self._step = step
         self._costs = costs
-        self._expected = expected.seen
+        self._expected = as_it_came(step, expected)
         self._hosts = hosts
         self._bounds: dict[int, tuple[int, int, int, int, int, int]] = {}
         passes, times = step.program.passes, step.times

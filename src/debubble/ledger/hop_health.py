@@ -21,30 +21,21 @@ from debubble.links.hop_times import (
     LinkClass,
     Past,
     Verdict,
+    against_peers,
+    expect_stream,
     judge_hops,
-    judge_ratio,
     nccl_command,
     nvlink_of,
     time_hops,
     wires_between,
 )
 from debubble.links.wiring import Wiring
+from debubble.simulate.costs.wire_pools import Slower, SlowHop
 from debubble.simulate.lengths import hop_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline, surely_share
 from debubble.timeline.steps import only_steps
 from debubble.units import NS_PER_S
-
-
-def _times_in_account(ledger: Ledger, hop: Hop) -> float | None:
-    """Return how many times as long a hop's messages mostly take as those of its peers."""
-    number = _number(ledger, hop)
-    times = [
-        remedies.expected.wire_times[hop_of(remedies.step.program) == number]
-        for remedies in ledger.remedies
-    ]
-    found = np.concatenate(times) if times else np.zeros(0)
-    return float(np.median(found)) if len(found) else None
 
 
 def saved_by_repair(ledger: Ledger, shares: Mapping[Hop, float | None]) -> int:
@@ -72,6 +63,8 @@ class HopHealth:
     """Not merely guessed from the devices."""
     cost_ns: int | None
     """What a batch would save with this hop as it should be; None where that is not known."""
+    slower: SlowHop | None
+    """How slow it is, of a slow one."""
 
     @property
     def hop(self) -> Hop:
@@ -130,6 +123,11 @@ class LinkHealth:
     def slow_cost_ns(self) -> int | None:
         """What a batch would save with all slow hops as they should be; None where not known."""
         return self.cost_of([hop.hop for hop in self.slow])
+
+    @property
+    def slow_hops(self) -> dict[Hop, SlowHop]:
+        """How slow each slow hop is."""
+        return {hop.hop: hop.slower for hop in self.hops if hop.slower is not None}
 
     def cost_of(self, hops: Sequence[Hop]) -> int | None:
         """Return what some slow hops cost together: one, or what is repaired at once."""
@@ -215,16 +213,18 @@ def _judge(
     wiring: Wiring,
     history: Mapping[Hop, Past],
 ) -> LinkHealth:
-    wires = _wires(figures, wiring)
     steps = [window.step for window in figures.windows]
     timed = time_hops(only_steps(timeline, steps) if steps else timeline, figures.hops)
-    beside: Sequence[HopTimes] = ()
-    if ledger is not None and ledger.job.hops:
-        beside = time_hops(only_steps(timeline, steps), ledger.job.hops)
-        for replica in ledger.job.beside:
-            wires |= wires_between(timeline.ranks_of(replica))
-    judged = judge_hops(timed, wires=wires, classes=wiring.stated, history=history, beside=beside)
-    judged = {hop: _as_priced(judgement, hop, ledger) for hop, judgement in judged.items()}
+    if ledger is not None:
+        expected = [remedies.expected for remedies in ledger.remedies]
+    else:
+        expected = [expect_stream(timeline.transfers, figures.ranks, _wires(figures, wiring))]
+    judged = judge_hops(
+        timed,
+        against_peers(expected, [rank.rank for rank in figures.ranks]),
+        classes=wiring.stated,
+        history=history,
+    )
     hops = tuple(
         HopHealth(
             times=hop,
@@ -232,6 +232,7 @@ def _judge(
             wire=wiring.of(hop.hop),
             wire_stated=hop.hop in wiring.stated,
             cost_ns=_cost(ledger, hop.hop, judged[hop.hop]),
+            slower=_slower(ledger, hop.hop, judged[hop.hop]),
         )
         for hop in timed
     )
@@ -248,7 +249,8 @@ def _judge(
 def _alike(hops: Sequence[HopHealth], figures: PipelineFigures) -> Alike | None:
     """Tell what all hops do, where nothing but these hops themselves says what they should do."""
     judged = [hop for hop in hops if hop.judgement.verdict != Verdict.UNKNOWN]
-    if not judged or any(hop.slow or hop.judgement.against != "peers" for hop in judged):
+    by_peers = [hop.judgement.against == "peers" and not hop.wire_stated for hop in judged]
+    if not all(by_peers) or any(hop.slow for hop in judged) or not judged:
         return None
     rates = [hop.times.bytes_per_s for hop in judged if hop.times.bytes_per_s]
     rate = float(median(rates)) if rates else None
@@ -277,14 +279,34 @@ def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
     return saved_by_repair(ledger, {hop: _share(judgement)})
 
 
-def _as_priced(judgement: Judgement, hop: Hop, ledger: Ledger | None) -> Judgement:
-    """Say how slow a slow hop is by all its messages, as the account has it that prices it."""
-    if ledger is None or not judgement.slow or judgement.against != "peers":
-        return judgement
-    times = _times_in_account(ledger, hop)
-    if times is None or times <= 1:
-        return judgement
-    return judge_ratio(times, slow=True, against="peers")
+def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | None:
+    """Say how slow a slow hop is, as the account has it; by its past or kind of wire alike."""
+    if not judgement.slow:
+        return None
+    times = judgement.times or 1.0
+    alike = Slower(times, times, 1.0)
+    if ledger is None or judgement.against != "peers":
+        return SlowHop(times, alike, alike)
+    number = _number(ledger, hop)
+    found = []
+    for exchanged in (False, True):
+        rows = [
+            (hop_of(remedies.step.program) == number) & (remedies.step.fused == exchanged)
+            for remedies in ledger.remedies
+        ]
+        columns = [
+            np.concatenate(
+                [
+                    getattr(remedies.expected, name)[mine]
+                    for remedies, mine in zip(ledger.remedies, rows, strict=True)
+                ]
+            )
+            for name in ("wire_times", "drain_times", "sending_times")
+        ]
+        found.append(
+            Slower(*(float(np.median(column)) for column in columns)) if len(columns[0]) else alike
+        )
+    return SlowHop(times, *found)
 
 
 def _costs_together(

@@ -61,7 +61,7 @@ from debubble.timeline.model import (
     may_share,
     rows_by_hop,
 )
-from debubble.timeline.transfers import HopFigures
+from debubble.timeline.transfers import HopFigures, known_to_leave
 from debubble.units import NS_PER_S
 
 Hop = tuple[int, int]
@@ -86,8 +86,12 @@ class ExpectedTimes:
 
     wire: I64
     drain: I64
-    seen: I64
-    """Of the receive as it came, from when both sides were there."""
+    hop: I64
+    """Whose messages they are: the place of the sender times ranks, and the receiver's place."""
+    fused: Flags
+    against: F64
+    """How many times as long as it should each was, by what is seen of it; `nan` where no peers, or
+    nothing that is seen, tell."""
     wire_times: F64
     """How many times as long as it should a message mostly takes on its hop."""
     drain_times: F64
@@ -112,22 +116,71 @@ def expect_wire(
     wire where `wires` tells. What a hop should do is the middle of what the others of its class do,
     in its own pipeline and in those `beside` it; alone in its class, what it does itself.
     """
-    wanted = len(steps)
-    hops = [hop_of(step.program) for step in steps]
-    for number, others in enumerate(beside, start=1):
-        hops += [hop_of(step.program) + number * len(step.program.ranks) ** 2 for step in others]
-        steps = (*steps, *others)
-    hop, fused = np.concatenate(hops), np.concatenate([step.fused for step in steps])
-    peers = _number(
-        np.concatenate([step.transfer_bytes for step in steps]),
-        fused,
-        np.concatenate([_wire_of(step, wires or {}) for step in steps]),
+    ways = [(step, 0) for step in steps]
+    ways += [(step, number) for number, others in enumerate(beside, start=1) for step in others]
+    parts = [
+        _Seen(
+            hop=hop_of(step.program) + number * len(step.program.ranks) ** 2,
+            kind=_kind_of_wire(
+                step.transfer_bytes, hop_of(step.program), step.program.ranks, wires
+            ),
+            fused=step.fused,
+            together=end_together(step),
+            lengths=(step.lengths.wire, step.lengths.drain, step.lengths.sending),
+            seen=(step.seen.wire, step.seen.drain, np.ones_like(step.fused)),
+        )
+        for step, number in ways
+    ]
+    return _expect(parts, len(steps[0].program.ranks) if steps else 0)[: len(steps)]
+
+
+def expect_stream(
+    transfers: Transfers, ranks: Sequence[RankTimeline], wires: Mapping[Hop, str]
+) -> ExpectedTimes:
+    """Return the same of batches that overlap, or are cut: they have no steps."""
+    names = tuple(rank.rank for rank in ranks)
+    place = {name: number for number, name in enumerate(names)}
+    mine = np.isin(transfers.source, names) & np.isin(transfers.destination, names)
+    # Of much smaller ones, as a server's single tokens, the start is most: no wire shows in them.
+    mine &= transfers.message_bytes >= transfers.message_bytes[mine].max(initial=0) // 2
+    rows = transfers.where(mine)
+    ends = zip(rows.source.tolist(), rows.destination.tolist(), strict=True)
+    known = known_to_leave(rows)
+    waited, exchange, early, wire = _kinds(rows, buffers=bool(transfers.buffered.any()))
+    took = wire.astype(np.int64)
+    hop = np.array([place[here] * len(names) + place[there] for here, there in ends], np.int64)
+    part = _Seen(
+        hop=hop,
+        kind=_kind_of_wire(rows.message_bytes, hop, names, wires),
+        fused=rows.fused,
+        together=np.zeros(len(rows), dtype=bool),
+        lengths=(took, took, rows.send_end_ns - rows.send_start_ns),
+        seen=((waited | exchange) & known, early & known, known),
     )
-    wires_took = _Lengths.of([(step.lengths.wire, step.seen.wire) for step in steps])
-    drains_took = _Lengths.of([(step.lengths.drain, step.seen.drain) for step in steps])
-    sends_took = _Lengths.of([(step.lengths.sending, np.ones_like(step.fused)) for step in steps])
-    together = np.concatenate([end_together(step) for step in steps])
-    size = len(steps[0].program.ranks) if steps else 0
+    return _expect([part], len(names))[0]
+
+
+class _Seen(NamedTuple):
+    """Messages, and what wire, drain and send of each took; which of these were measured."""
+
+    hop: I64
+    kind: NDArray[np.str_]
+    """Alike where messages have one size and go over one kind of wire."""
+    fused: Flags
+    together: Flags
+    lengths: tuple[I64, I64, I64]
+    seen: tuple[Flags, Flags, Flags]
+
+
+def _expect(parts: Sequence[_Seen], size: int) -> tuple[ExpectedTimes, ...]:
+    if not parts:
+        return ()
+    hop = np.concatenate([part.hop for part in parts])
+    fused = np.concatenate([part.fused for part in parts])
+    peers = _number(np.concatenate([part.kind for part in parts]), fused)
+    wires_took, drains_took, sends_took = (
+        _Lengths.of([(part.lengths[each], part.seen[each]) for part in parts]) for each in range(3)
+    )
     for number in range(int(peers.max(initial=-1)) + 1):
         mine = peers == number
         both_ways = np.unique(hop[mine & fused]).tolist()
@@ -143,15 +196,22 @@ def expect_wire(
             wires_took.set(own, by_wire.get(here), by_drain.get(here))
             drains_took.set(own, by_drain.get(here), by_wire.get(here), by_whole.get(here))
             sends_took.set(own, by_send.get(here))
+            wires_took.against[own] *= 1.0 if here in by_wire else np.nan
+            drains_took.against[own] *= 1.0 if here in by_drain or here in by_whole else np.nan
         for took in (wires_took, drains_took, sends_took):
             took.repair(hop, mine)
+    together = np.concatenate([part.together for part in parts])
     other_way = wires_took.of_other_way(hop, peers, together)
-    ends = np.cumsum([len(step.fused) for step in steps]).tolist()
+    of_drains = np.where(drains_took.seen, drains_took.against, np.nan)
+    against = np.where(wires_took.seen, wires_took.against, of_drains)
+    ends = np.cumsum([len(part.hop) for part in parts]).tolist()
     return tuple(
         ExpectedTimes(
             wire=wires_took.usual[rows],
             drain=drains_took.usual[rows],
-            seen=_as_it_came(step, wires_took.usual[rows], drains_took.usual[rows]),
+            hop=part.hop,
+            fused=part.fused,
+            against=against[rows],
             wire_times=wires_took.times[rows],
             drain_times=drains_took.times[rows],
             sending_times=sends_took.times[rows],
@@ -160,8 +220,8 @@ def expect_wire(
             repaired_drain=drains_took.repaired[rows],
             repaired_sending=sends_took.repaired[rows],
         )
-        for step, end in zip(steps[:wanted], ends[:wanted], strict=True)
-        for rows in [slice(end - len(step.fused), end)]
+        for part, end in zip(parts, ends, strict=True)
+        for rows in [slice(end - len(part.hop), end)]
     )
 
 
@@ -172,12 +232,13 @@ class _Lengths(NamedTuple):
     seen: Flags
     usual: I64
     times: F64
+    against: F64
     repaired: I64
 
     @classmethod
     def of(cls, steps: Sequence[tuple[I64, Flags]]) -> _Lengths:
         ns, seen = (np.concatenate(column) for column in zip(*steps, strict=True))
-        return cls(ns, seen, ns.copy(), np.ones(len(ns)), ns.copy())
+        return cls(ns, seen, ns.copy(), np.ones(len(ns)), np.ones(len(ns)), ns.copy())
 
     def against_others(self, hop: I64, mine: Flags, back: Mapping[int, int]) -> dict[int, float]:
         """Return how many times as long as those of others each hop's messages mostly take."""
@@ -186,11 +247,12 @@ class _Lengths(NamedTuple):
         return {here: medians[here] / length for here, length in usual.items()}
 
     def medians(self, hop: I64, mine: Flags) -> dict[int, float]:
-        """Return what the messages of each hop of a class mostly took, as far as it was seen."""
+        """Return what the messages of each hop of a class mostly took, where two were seen."""
         rows = np.flatnonzero(mine & self.seen)
+        found, counts = np.unique(hop[rows], return_counts=True)
         return {
             here: max(float(np.median(self.ns[rows[hop[rows] == here]])), 1.0)
-            for here in np.unique(hop[rows]).tolist()
+            for here in found[counts > 1].tolist()
         }
 
     def against_whole(self, wires: _Lengths, hop: I64, mine: Flags) -> dict[int, float]:
@@ -213,6 +275,7 @@ class _Lengths(NamedTuple):
         rows = own & self.seen if (own & self.seen).any() else own
         self.times[own] = times
         self.usual[own] = round(float(np.median(self.ns[rows])) / times)
+        self.against[own] = self.ns[own] / np.maximum(self.usual[own], 1)
 
     def repair(self, hop: I64, mine: Flags) -> None:
         """Set what messages of a class would take on hops as their peers are.
@@ -325,12 +388,12 @@ def middle_of_others(in_order: Sequence[float], own: float | None) -> float | No
     return in_order[middle + stands_before]
 
 
-def _as_it_came(step: MeasuredStep, wire: I64, drain: I64) -> I64:
+def as_it_came(step: MeasuredStep, expected: ExpectedTimes) -> I64:
     """Return what the receive of each message should have taken once both sides were there."""
     times, messages = step.times, step.program.messages
     late = times.batch_start[messages.received] - times.batch_start[messages.sent]
-    rest = np.maximum(drain, wire - np.maximum(late, 0))
-    return np.where(messages.rendezvous, wire, rest)
+    rest = np.maximum(expected.drain, expected.wire - np.maximum(late, 0))
+    return np.where(messages.rendezvous, expected.wire, rest)
 
 
 def _number(*columns: NDArray[Any]) -> I64:
@@ -342,11 +405,13 @@ def _number(*columns: NDArray[Any]) -> I64:
     return np.unique(number, return_inverse=True)[1].reshape(-1)
 
 
-def _wire_of(step: MeasuredStep, wires: Mapping[Hop, str]) -> NDArray[np.str_]:
-    """Return the kind of wire that each message went over; nothing where that is not known."""
-    names, count = step.program.ranks, len(step.program.ranks)
-    kinds = [wires.get((here, there), "") for here in names for there in names]
-    return np.array(kinds, dtype=np.str_).reshape(count * count)[hop_of(step.program)]
+def _kind_of_wire(
+    message_bytes: I64, hop: I64, names: tuple[int, ...], wires: Mapping[Hop, str] | None
+) -> NDArray[np.str_]:
+    """Return a name for the size of each message and the kind of wire that it went over."""
+    kinds = [(wires or {}).get((here, there), "") for here in names for there in names]
+    sizes = message_bytes.astype(np.str_)
+    return np.char.add(sizes, np.array(kinds, dtype=np.str_)[hop]) if len(hop) else sizes
 
 
 # Fewer are no sample.
@@ -401,9 +466,8 @@ class HopTimes:
     """In an exchange."""
     fit: Fit | None
     """Latency and bandwidth, where messages have several sizes."""
-    lengths: tuple[tuple[str, int, F64], ...]
-    """By what messages met, `waited`, `exchange` or `early`, and their size; of early ones no wire
-    is seen."""
+    as_long: bool
+    """Its exchanges last about as long as its messages outside of them, or longer."""
     told: bool = True
     """Whether of enough messages it is known when they left."""
 
@@ -425,7 +489,7 @@ def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTime
     buffers = bool(transfers.buffered.any())
     rows = rows_by_hop(transfers)
     nothing = np.zeros(0, dtype=np.int64)
-    known = _known_to_leave(transfers)
+    known = known_to_leave(transfers)
     timed = []
     for hop in hops:
         mine = rows.get((hop.source, hop.destination), nothing)
@@ -433,31 +497,6 @@ def time_hops(timeline: Timeline, hops: tuple[HopFigures, ...]) -> tuple[HopTime
         kept = mine[known[mine]] if enough else mine
         timed.append(replace(_time(transfers.where(kept), hop, buffers=buffers), told=bool(enough)))
     return tuple(timed)
-
-
-def _known_to_leave(transfers: Transfers) -> Flags:
-    """Tell messages of which it is known when they left.
-
-    Where a job waits for a send long after, a meter knows only when it was asked for: the send has
-    no length. What its rank asks that peer for next stands behind it in one queue, for how long
-    nobody knows:
-
-        1 → 2   s          (no end)   warm-up of 1F1B
-        1 ⇄ 2     ├─?─────────────┤   not known
-        1 ⇄ 2                  ├──┤   known
-    """
-    endless = transfers.send_end_ns == transfers.send_start_ns
-    known: Flags = ~endless
-    ends = np.stack((transfers.source, transfers.destination), axis=1)
-    for here, there in np.unique(ends[endless], axis=0).tolist():
-        sends = (ends == (here, there)).all(axis=1)
-        receives = (ends == (there, here)).all(axis=1)
-        asked = np.where(sends, transfers.send_start_ns, transfers.receive_start_ns)
-        times = np.unique(asked[sends | receives])
-        after = np.searchsorted(times, asked[sends & endless], side="right")
-        held_up = times[after[after < len(times)]]
-        known &= ~((sends | receives) & np.isin(asked, held_up))
-    return known
 
 
 def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
@@ -470,10 +509,7 @@ def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
     ]
     largest = rows.where(rows.message_bytes == figures.message_bytes)
     waited, exchange, early, wire = _kinds(largest, buffers=buffers)
-    *met_by, every = _kinds(rows, buffers=buffers)
-    # Of much smaller ones, as a server's single tokens, the start is most: no wire shows in them.
-    alike = rows.message_bytes >= figures.message_bytes // 2
-    sizes = np.unique(rows.message_bytes[alike]).tolist()
+    both, one = wire[exchange], wire[~exchange]
     return HopTimes(
         figures=figures,
         alone_ns=_alone(largest, buffers=buffers),
@@ -481,11 +517,7 @@ def _time(rows: Transfers, figures: HopFigures, *, buffers: bool) -> HopTimes:
         one_way=_spread(wire[waited]),
         both_ways=_spread(wire[exchange]),
         fit=fit_line([size for size, _ in alone], [time for _, time in alone]),
-        lengths=tuple(
-            (kind, size, every[met & (rows.message_bytes == size)])
-            for kind, met in zip(("waited", "exchange", "early"), met_by, strict=True)
-            for size in sizes
-        ),
+        as_long=bool(len(both) and len(one) and SLOW * np.median(both) >= np.median(one)),
     )
 
 
@@ -707,10 +739,6 @@ def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) ->
 # Of a slow hop the messages are slow from this share on, counted from the quickest: tails make no
 # slow hop.
 NEARLY_ALL = 0.25
-# Where bad moments of other hops hide it, what a message takes with the wire to itself tells a slow
-# hop, if most of its messages take longer, too. No healthy hop of 52 recorded runs shows both: at
-# most 2.1 with 0.7, and 1.5 with 1.4.
-_SLOW_ALONE, _MOST_AS_WELL = 2.0, 1.25
 # Messages that have their like on other hops; two may both be of the tail.
 _FEWEST_RATIOS = 3
 # Against what its kind of wire can do, half is slow: tables are of large messages alone.
@@ -763,21 +791,15 @@ class Past:
 
 def judge_hops(
     hops: Sequence[HopTimes],
+    against: Mapping[Hop, Ratios],
     *,
-    wires: Mapping[Hop, str],
     classes: Mapping[Hop, LinkClass],
     history: Mapping[Hop, Past],
-    beside: Sequence[HopTimes] = (),
 ) -> dict[Hop, Judgement]:
     """Judge each hop by its own past, by its peers, and by its kind of wire where that is stated.
 
     What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
-    Hops of replicas `beside` are peers as well: in a pipeline of two an exchange has no other.
     """
-    known = [times for times in hops if times.told]
-    all_known = [*known, *(times for times in beside if times.told)]
-    usual, alone = _usual(all_known, wires), _alone_against_peers(all_known, wires)
-    peers = {times.hop: _Ratios.of(times, usual) for times in known}
     judged = {}
     for times in hops:
         hop, size = times.hop, times.figures.message_bytes
@@ -792,7 +814,7 @@ def judge_hops(
         before = past.time_ns(size) if past else None
         if times.alone_ns is not None and before is not None:
             found.append(judge_time(times.alone_ns, before, "history"))
-        found.append(_by_peers(peers[hop], peers.get(hop[::-1]), alone.get(hop, 1.0)))
+        found.append(_by_peers(times, against))
         if times.alone_ns is not None and wire is not None and size > 0:
             found.append(judge_by_class(times.alone_ns, size, wire))
         judged[hop] = decide(found)
@@ -838,9 +860,8 @@ def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ratios:
-    """What each message of a hop took, against those of its peers that met the same.
+class Ratios(NamedTuple):
+    """How many times as long as they should messages of a hop were, as `ExpectedTimes` has it.
 
     Messages that came before they were asked for count: what is seen of them is no wire, but on a
     slow hop it lasts as many times as long.
@@ -848,34 +869,32 @@ class _Ratios:
 
     alone: F64
     exchanged: F64
-    as_long: bool
-    """Its exchanges last about as long as its messages outside of them, or longer."""
+    wire_times: float = 1.0
+    """Of most of its wires."""
 
-    @classmethod
-    def of(cls, hop: HopTimes, usual: Mapping[tuple[Hop, str, int], float]) -> _Ratios:
-        found: dict[bool, list[F64]] = {False: [np.zeros(0)], True: [np.zeros(0)]}
-        largest: dict[bool, list[F64]] = {False: [np.zeros(0)], True: [np.zeros(0)]}
-        for kind, size, own in hop.lengths:
-            if (hop.hop, kind, size) in usual:
-                found[kind == "exchange"].append(own / usual[hop.hop, kind, size])
-            if size == hop.figures.message_bytes:
-                largest[kind == "exchange"].append(own)
-        both, one = np.concatenate(largest[True]), np.concatenate(largest[False])
-        return cls(
-            alone=np.concatenate(found[False]),
-            exchanged=np.concatenate(found[True]),
-            as_long=bool(len(both) and len(one) and SLOW * np.median(both) >= np.median(one)),
+
+def against_peers(expected: Sequence[ExpectedTimes], names: Sequence[int]) -> dict[Hop, Ratios]:
+    """Return how each message of each hop was against its peers, as far as that is seen."""
+    found = {}
+    for number in np.unique(np.concatenate([step.hop for step in expected])).tolist():
+        alone, exchanged = (
+            np.concatenate(
+                [step.against[(step.hop == number) & (step.fused == way)] for step in expected]
+            )
+            for way in (False, True)
         )
+        times = np.concatenate([step.wire_times[step.hop == number] for step in expected])
+        here, there = divmod(number, len(names))
+        found[names[here], names[there]] = Ratios(
+            alone[~np.isnan(alone)], exchanged[~np.isnan(exchanged)], float(np.median(times))
+        )
+    return found
 
-    @property
-    def every(self) -> F64:
-        return np.concatenate((self.alone, self.exchanged))
 
-
-def _by_peers(own: _Ratios, other_way: _Ratios | None, alone: float) -> Judgement | None:
+def _by_peers(hop: HopTimes, against: Mapping[Hop, Ratios]) -> Judgement | None:
     """Judge a hop by its peers; an exchange alone does not tell which of its two ways is slow."""
-    ratios = own.every
-    if len(ratios) < _FEWEST_RATIOS:
+    own, other_way = against.get(hop.hop), against.get(hop.hop[::-1])
+    if own is None or len(ratios := np.concatenate(own[:2])) < _FEWEST_RATIOS:
         return None
     # Messages outside exchanges tell whether it is the other direction that is slow.
     dragged = (
@@ -886,16 +905,15 @@ def _by_peers(own: _Ratios, other_way: _Ratios | None, alone: float) -> Judgemen
     )
     if dragged:
         ratios = own.alone
-    judged = judge_ratio(float(np.median(ratios)), slow=_slow(ratios), against="peers")
-    if judged.slow:
-        return judged
+    if _slow(ratios):
+        times = own.wire_times if own.wire_times > 1 else float(np.median(ratios))
+        return judge_ratio(times, slow=True, against="peers")
+    judged = judge_ratio(float(np.median(ratios)), slow=False, against="peers")
     # Exchanges that others' hold up as well say nothing against what those outside exchanges say.
-    if not dragged and _slow(own.alone) and len(own.alone) >= _FEWEST_RATIOS and own.as_long:
+    if not dragged and _slow(own.alone) and len(own.alone) >= _FEWEST_RATIOS and hop.as_long:
         return judge_ratio(float(np.median(own.alone)), slow=True, against="peers")
     if dragged:
         return replace(judged, dragged=True, why="its exchanges wait for the other direction")
-    if alone >= _SLOW_ALONE and np.median(ratios) >= _MOST_AS_WELL:
-        return judge_ratio(alone, slow=True, against="peers")
     return judged
 
 
@@ -903,53 +921,3 @@ def _slow(ratios: F64) -> bool:
     """Nearly all have to be slow; where they are few, all of them."""
     share = NEARLY_ALL if len(ratios) >= FEWEST else 0.0
     return len(ratios) > 0 and bool(np.quantile(ratios, share) > SLOW)
-
-
-def _usual(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[tuple[Hop, str, int], float]:
-    """Return what messages of each hop, kind and size should take, by its peers where it has any.
-
-    Peers have messages as large, over the same kind of wire.
-    """
-    medians: dict[_Alike, dict[Hop, float]] = {}
-    for times in hops:
-        for kind, size, lengths in times.lengths:
-            of_hops = medians.setdefault((size, wires.get(times.hop), kind), {})
-            if len(lengths) >= 2:
-                of_hops[times.hop] = max(float(np.median(lengths)), 1.0)
-    back = {times.hop: times.hop[::-1] for times in hops}
-    usual = {
-        alike: usual_of_others(of_hops, back if alike[2] == "exchange" else {})
-        for alike, of_hops in medians.items()
-    }
-    found = {}
-    for times in hops:
-        for kind, size, lengths in times.lengths:
-            wire = wires.get(times.hop)
-            middle = usual[size, wire, kind].get(times.hop)
-            if kind == "early" and len(lengths):
-                # What is left of a message takes no longer than a whole one of its peers.
-                waited = medians.get((size, wire, "waited"), {})
-                others = sorted(own for hop, own in waited.items() if hop != times.hop)
-                whole = middle_of_others(others, None)
-                if whole is not None and np.median(lengths) > SLOW * whole:
-                    middle = whole if middle is None else min(middle, whole)
-            if middle is not None:
-                found[times.hop, kind, size] = middle
-    return found
-
-
-def _alone_against_peers(hops: Sequence[HopTimes], wires: Mapping[Hop, str]) -> dict[Hop, float]:
-    """Return how many times as long as its peers' one message takes with the wire to itself.
-
-    Only where enough found their receiver waiting.
-    """
-    alone: dict[_Alike, dict[Hop, float]] = {}
-    for times in hops:
-        if times.alone_ns is not None and times.waited >= FEWEST:
-            alike = times.figures.message_bytes, wires.get(times.hop), "alone"
-            alone.setdefault(alike, {})[times.hop] = max(times.alone_ns, 1.0)
-    return {
-        hop: of_hops[hop] / usual
-        for of_hops in alone.values()
-        for hop, usual in usual_of_others(of_hops, {}).items()
-    }

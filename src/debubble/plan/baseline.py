@@ -11,7 +11,6 @@ from operator import attrgetter
 
 from debubble.errors import NoFit, UsageError
 from debubble.ledger.hop_health import LinkHealth, judge_links
-from debubble.links.hop_times import Hop
 from debubble.plan.change import Change, Setting
 from debubble.simulate.communication import (
     MADE_UP,
@@ -300,7 +299,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     A batch in the profiler is not the batch one serves: `basis` says what it takes without.
     """
     links = links or judge_links(timeline, figures)
-    source = measure_source(timeline, figures, layers, _slow_hops(links))
+    source = measure_source(timeline, figures, layers, links.slow_hops)
     name = schedule or source.schedule
     if name is None:
         raise UsageError("the schedule was not recognised", hint="give --schedule, such as 1f1b")
@@ -315,7 +314,7 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     pooled, correction = None, None
     if also is not None:
         others = judge_links(also.timeline, also.figures)
-        other = measure_source(also.timeline, also.figures, also.layers, _slow_hops(others))
+        other = measure_source(also.timeline, also.figures, also.layers, others.slow_hops)
         pooled = pool_sources(source, other, also.token_ratio)
         source = pooled.source
         more = _memory_run(also.timeline, other, other.schedule)
@@ -345,10 +344,6 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         pooled=pooled,
         other_correction=correction,
     )
-
-
-def _slow_hops(links: LinkHealth) -> dict[Hop, float]:
-    return {hop.hop: hop.judgement.times or 1.0 for hop in links.slow}
 
 
 @lru_cache(maxsize=_KEPT)

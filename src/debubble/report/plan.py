@@ -31,7 +31,7 @@ _LEAST_WORTH = 0.2
 # What lies between batches and is less of a batch than this does not show in a gain.
 _LEAST_BETWEEN = 0.02
 # Of the short answer: bullets, options, those of them with a larger batch, assumptions.
-_MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 4
+_MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 3
 
 
 def plan_page(answer: PlanAnswer, next_command: str = "", *, details: bool = True) -> Page:

@@ -61,6 +61,7 @@ from debubble.timeline.model import (
     Timeline,
     Transfers,
 )
+from debubble.timeline.transfers import known_to_leave
 
 # Stamps of host and device are laid together to about so much; a call returns as late as that.
 _STAMPS_NS = 100_000
@@ -300,13 +301,14 @@ def measure_step(timeline: Timeline, pipeline: int, step: int) -> MeasuredStep:
         beside=tuple(data_parallel_of(rank) for rank in ranks),
         begin_ns=begin,
     )
+    known = known_to_leave(transfers)
     return MeasuredStep(
         number=step,
         begin_ns=begin,
         program=program,
         times=times,
         lengths=replace(lengths, **sync_lengths),
-        seen=seen,
+        seen=SeenLengths(wire=seen.wire & known, drain=seen.drain & known),
         transfer_bytes=transfers.message_bytes,
         fused=transfers.fused,
         data_gaps_ns=data_gaps,
@@ -394,7 +396,7 @@ def _meet(transfers: Transfers, ranks: tuple[RankTimeline, ...]) -> Flags:
     """
     hop = transfers.source.astype(np.int64) << 32 | transfers.destination
     alone = ~transfers.fused
-    early = alone & (transfers.send_end_ns < transfers.receive_start_ns)
+    early = transfers.buffered
     late_ns = transfers.receive_start_ns - transfers.send_start_ns
     sending_ns = transfers.send_end_ns - transfers.send_start_ns
     awaited = alone & (early | (late_ns <= 0))

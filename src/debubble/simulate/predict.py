@@ -7,7 +7,7 @@ agrees. What ranks that share a device do to each other besides is `shared_devic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from debubble.errors import UsageError
 from debubble.simulate import shared_device
 from debubble.simulate.communication import Communication
 from debubble.simulate.costs.passes import WHOLE, PassModel, slowed_beside
-from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, Hop, SlowHop
+from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, Hop
 from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.overlap import share_under
@@ -110,16 +110,11 @@ class _Draws:
     body: F64
     """Of each message, against what is typical."""
     tail_ns: F64
-    slow: Mapping[Hop, tuple[F64, F64]] = field(default_factory=dict)
-    """Of each message of a slow hop: body, against what is typical there, and its send."""
 
     def first(self, runs: int) -> _Draws:
         """Return the first few runs."""
         return _Draws(
-            noise=self.noise[:, :runs],
-            body=self.body[:, :runs],
-            tail_ns=self.tail_ns[:, :runs],
-            slow={hop: (body[:, :runs], sent[:, :runs]) for hop, (body, sent) in self.slow.items()},
+            noise=self.noise[:, :runs], body=self.body[:, :runs], tail_ns=self.tail_ns[:, :runs]
         )
 
 
@@ -149,13 +144,6 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
         noise=random.choice(model.residuals, size=(len(program.passes), draws)),
         body=body,
         tail_ns=tail,
-        slow={
-            hop: (
-                own.wires.draw(random, int(mine.sum()), draws)[0],
-                random.choice(own.sends_ns, size=(int(mine.sum()), draws)),
-            )
-            for hop, own, mine in _slow_hops(program, source, what_if)
-        },
     )
     met = _meet(engine, source, what_if, drawn)
     lengths = _lengths(engine, source, what_if, drawn, met)
@@ -203,13 +191,6 @@ def mean_lengths(
         noise=np.full((len(program.passes), 1), usual),
         body=np.full(messages, wires.mean_body),
         tail_ns=np.full(messages, tail if layers is None else 0.0),
-        slow={
-            hop: (
-                np.full((int(mine.sum()), 1), own.wires.mean_body),
-                np.full((int(mine.sum()), 1), own.sends_ns.mean()),
-            )
-            for hop, own, mine in _slow_hops(program, source, what_if)
-        },
     )
     met = _meet(engine, source, what_if, drawn)
     what_if = what_if if layers is None else replace(what_if, layers=layers)
@@ -268,16 +249,13 @@ def _lengths(
     body, tail = drawn.body, drawn.tail_ns
     if exchanged.any():
         body, tail = body[engine.first_of_exchange], tail[engine.first_of_exchange]
-    wire = np.where(exchanged, wires.both_ways, wires.one_way) * body + tail
-    sending = np.where(exchanged, wire, wires.sending * body + tail)
+    of_wire, of_drain, of_sending = _times_slower(program, source, what_if, engine.exchanged)
+    wire = np.where(exchanged, wires.both_ways, wires.one_way) * body
+    sending = np.where(exchanged, wire, wires.sending * body) * of_sending + tail
+    wire = wire * of_wire + tail
     # Where its sender waits nothing of a message is there before its receive begins.
     meets = messages.rendezvous[:, None]
-    drain = np.where(meets, wire, wires.drain * body)
-    for hop, own, mine in _slow_hops(program, source, what_if):
-        (body, sent), both = drawn.slow[hop], exchanged[mine]
-        wire[mine] = np.where(both, own.wires.both_ways, own.wires.one_way) * body
-        sending[mine] = np.where(both, own.sends_both_ways * body, sent)
-        drain[mine] = np.where(meets[mine], wire[mine], own.wires.drain * body)
+    drain = np.where(meets, wire, wires.drain * body * of_drain)
     # What is buffered on its way has gone before its receive begins, in an exchange as well; of
     # unknown sizes, and where senders wait, nothing.
     known = wires.buffers and wires.message_bytes > 0
@@ -306,13 +284,18 @@ def _of_hop(program: Program, hop: Hop) -> Flags:
     return mine
 
 
-def _slow_hops(
-    program: Program, source: Source, what_if: WhatIf
-) -> Iterator[tuple[Hop, SlowHop, Flags]]:
-    """Yield the slow hops that nobody has set to be otherwise, and the messages of each."""
-    for hop, own in source.wires.of_size(what_if.token_scale).slow.items():
+def _times_slower(
+    program: Program, source: Source, what_if: WhatIf, exchanged: Flags
+) -> tuple[F64, F64, F64]:
+    """Return how many times as long wire, drain and sending are on slow hops, unless one is set."""
+    found = np.ones((3, len(program.messages)))
+    for hop, slow in source.wires.slow.items():
         if hop not in what_if.hops_ns:
-            yield hop, own, _of_hop(program, hop)
+            mine = _of_hop(program, hop)
+            found[:, mine & exchanged] = np.array(slow.exchanged)[:, None]
+            found[:, mine & ~exchanged] = np.array(slow.alone)[:, None]
+    wire, drain, sending = found[:, :, None]
+    return wire, drain, sending
 
 
 def usual_factor(source: Source) -> float:

@@ -23,7 +23,7 @@ from debubble.simulate.costs.passes import (
     grow_by_two_runs,
     inside_passes,
 )
-from debubble.simulate.costs.wire_pools import Hop, WirePools, join_pools, pool_wires
+from debubble.simulate.costs.wire_pools import Hop, SlowHop, WirePools, join_pools, pool_wires
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import batch_gaps, pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
@@ -107,7 +107,7 @@ def measure_source(
     timeline: Timeline,
     figures: PipelineFigures,
     split: Sequence[int] | None = None,
-    slow: Mapping[Hop, float] | None = None,
+    slow: Mapping[Hop, SlowHop] | None = None,
 ) -> Source:
     """Fit a run's costs; the user may state the layers of each stage.
 

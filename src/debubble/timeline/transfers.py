@@ -414,6 +414,31 @@ class HopFigures:
         return self.message_bytes * NS_PER_S / self.wire_ns
 
 
+def known_to_leave(transfers: Transfers) -> Flags:
+    """Tell messages of which it is known when they left.
+
+    Where a job waits for a send long after, a meter knows only when it was asked for: the send has
+    no length. What its rank asks that peer for next stands behind it in one queue, for how long
+    nobody knows:
+
+        1 → 2   s          (no end)   warm-up of 1F1B
+        1 ⇄ 2     ├─?─────────────┤   not known
+        1 ⇄ 2                  ├──┤   known
+    """
+    endless = transfers.send_end_ns == transfers.send_start_ns
+    known: Flags = ~endless
+    ends = np.stack((transfers.source, transfers.destination), axis=1)
+    for here, there in np.unique(ends[endless], axis=0).tolist():
+        sends = (ends == (here, there)).all(axis=1)
+        receives = (ends == (there, here)).all(axis=1)
+        asked = np.where(sends, transfers.send_start_ns, transfers.receive_start_ns)
+        times = np.unique(asked[sends | receives])
+        after = np.searchsorted(times, asked[sends & endless], side="right")
+        held_up = times[after[after < len(times)]]
+        known &= ~((sends | receives) & np.isin(asked, held_up))
+    return known
+
+
 def measure_hops(timeline: Timeline, ranks: tuple[RankTimeline, ...]) -> tuple[HopFigures, ...]:
     """Measure each direction between ranks with neighbouring stages.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -95,7 +96,7 @@ class WirePools:
     """What the run does not show, in words."""
     messages: Messages
     slow: Mapping[Hop, SlowHop]
-    """Hops that are slow, by places: what their messages took is not in these pools."""
+    """Hops that are slow, by places: their messages are not in these pools, unless all are."""
     other: tuple[float, WirePools] | None = None
     """Messages of another size: how many times as large they are, and what they took."""
     batched: bool = False
@@ -139,18 +140,7 @@ class WirePools:
             if self.other is not None:
                 typical = (1 - way) * typical + way * getattr(self.other[1], name)
             grown[name] = typical * scale / between
-        slow = {
-            hop: replace(
-                own,
-                wires=own.wires.of_size(scale),
-                sends_both_ways=own.sends_both_ways * scale,
-                sends_ns=own.sends_ns * scale,
-            )
-            for hop, own in self.slow.items()
-        }
-        return replace(
-            self, **grown, body=drawn.body, tail_ns=drawn.tail_ns, step=drawn.step, slow=slow
-        )
+        return replace(self, **grown, body=drawn.body, tail_ns=drawn.tail_ns, step=drawn.step)
 
     def draw(self, random: np.random.Generator, rows: int, runs: int) -> tuple[F64, F64]:
         """Draw body and tail of so many messages, in each of many runs from one measured step."""
@@ -163,27 +153,31 @@ class WirePools:
         return self.body[picked], self.tail_ns[picked]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlowHop:
-    """A hop that was judged slow, as its own messages show it."""
+class Slower(NamedTuple):
+    """How many times as long as those of its peers the messages of a hop take."""
+
+    wire: float
+    drain: float
+    sending: float
+    """Of buffered messages a send may be quick where the wire is slow."""
+
+
+class SlowHop(NamedTuple):
+    """A hop that is slow."""
 
     times: float
-    """How many times as long as those of its peers its messages take."""
-    wires: WirePools
-    """Of its own messages alone; what they do not show, as many times as long as its peers'."""
-    sends_both_ways: float
-    """In an exchange, how long its sender is kept from when both are there."""
-    sends_ns: F64
-    """What each other send took."""
+    """By most of its messages."""
+    alone: Slower
+    exchanged: Slower
 
 
 def pool_wires(
-    timeline: Timeline, pipeline: int, slow: Mapping[Hop, float] | None = None
+    timeline: Timeline, pipeline: int, slow: Mapping[Hop, SlowHop] | None = None
 ) -> WirePools:
-    """Gather the messages between ranks of a pipeline; those of slow hops, by ranks, each apart.
+    """Gather the messages between ranks of a pipeline but those of `slow` hops, by ranks.
 
-    `slow` tells how many times as long as its peers' the messages of each slow hop take. Of the
-    other way of a slow hop, exchanges that are as long tell nothing: each may wait for the other.
+    Of the other way of a slow hop, exchanges that are as long tell nothing: each may wait for the
+    other. Where all hops are slow, their messages tell what they should take.
     """
     ranks, slow = timeline.ranks_of(pipeline), slow or {}
     places = {rank.rank: rank.position for rank in ranks}
@@ -196,10 +190,14 @@ def pool_wires(
     kept = np.ones(len(chosen), dtype=bool)
     for hop, own in of_hop.items():
         kept &= ~own & ~_dragged(chosen, own, _of_hop(chosen, hop[::-1]))
-    buffers = bool((_early(chosen) & kept).any())
+    none_well = len(slow) > 0 and not kept.any()
+    kept |= none_well
+    buffers = bool((chosen.buffered & kept).any())
     pools = _fit(_measure(chosen, kept, buffers=buffers), largest, buffers=buffers)
+    if none_well:
+        pools = pools.of_size(1 / float(np.median([hop.times for hop in slow.values()])))
     by_place = {
-        (places[here], places[there]): _fit_slow(chosen, own, pools, slow[here, there])
+        (places[here], places[there]): slow[here, there]
         for (here, there), own in of_hop.items()
         if own.any()
     }
@@ -220,47 +218,6 @@ def _dragged(transfers: Transfers, slow: Flags, back: Flags) -> Flags:
     return back & both & bool(alike)
 
 
-def _fit_slow(transfers: Transfers, mine: Flags, peers: WirePools, times: float) -> SlowHop:
-    """Tell what a slow hop's messages take, from its own."""
-    measured = _measure(transfers, mine, buffers=peers.buffers)
-    seen = {
-        name: _typical(measured.took_ns[np.isin(measured.kind, kinds)])
-        for name, kinds in _KINDS.items()
-    }
-    drain, one_way, both = seen["drain"], seen["one_way"], seen["both_ways"]
-    if one_way is None:
-        # What is left of a message takes no longer than all of it.
-        one_way = max(drain or 0.0, peers.one_way * times)
-    if both is None:
-        both = max(drain or 0.0, peers.both_ways * times)
-    drain = min(one_way, peers.drain * times if drain is None else drain)
-    sends = measured.took_ns[np.isin(measured.kind, _KINDS["sending"])]
-    shapes = np.isin(measured.kind, (_BOTH, _ONE, _DRAIN))
-    typical = np.array([both, one_way, 1.0, drain])[measured.kind[shapes]]
-    body = measured.took_ns[shapes] / np.maximum(typical, 1.0)
-    body, step = (body, measured.step[shapes]) if len(body) else (np.ones(1), np.zeros(1, np.int64))
-    exchanged = mine & transfers.fused
-    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)[exchanged]
-    kept = np.minimum(transfers.send_end_ns, transfers.receive_end_ns)[exchanged] - met
-    return SlowHop(
-        times=times,
-        wires=replace(
-            peers,
-            one_way=one_way,
-            both_ways=both,
-            drain=drain,
-            body=body,
-            tail_ns=np.zeros(len(body)),
-            step=step,
-            messages=measured,
-            slow={},
-            other=None,
-        ),
-        sends_both_ways=both if not exchanged.any() else float(np.median(kept)),
-        sends_ns=sends if len(sends) else np.array([peers.sending]),
-    )
-
-
 def join_pools(pools: WirePools, other: WirePools) -> WirePools:
     """Put the messages of two runs, all of one size, together.
 
@@ -279,9 +236,9 @@ def join_pools(pools: WirePools, other: WirePools) -> WirePools:
 
 def _measure(transfers: Transfers, kept: Flags, *, buffers: bool) -> Messages:
     """Measure what is seen of each message that is kept."""
-    wire, fused, early = _wire(transfers), transfers.fused, _early(transfers)
+    wire, fused, early = _wire(transfers), transfers.fused, transfers.buffered
     sent, over = transfers.send_start_ns, transfers.receive_end_ns
-    both_there = np.maximum(sent, transfers.receive_start_ns)
+    both_there = transfers.met_ns
     # Where none is ever buffered a sender waits for its receiver, and all of a message is seen from
     # when both are there. Else, of a receive that begins while its message travels, only the rest.
     leaves = np.where(fused | (not buffers), both_there, sent)
@@ -367,20 +324,13 @@ def _typical(took_ns: F64) -> float | None:
     return float(np.median(took_ns)) if len(took_ns) else None
 
 
-def _early(transfers: Transfers) -> Flags:
-    """Tell messages that had been sent before their receive began."""
-    early: Flags = ~transfers.fused & (transfers.send_end_ns <= transfers.receive_start_ns)
-    return early
-
-
 def _wire(transfers: Transfers) -> F64:
     """Return from when both sides were there, and all that their kernels wait for, to the end."""
-    both_there = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
     several, all_there = _with_others(transfers)
     ends = np.where(
         several,
         np.minimum(transfers.send_end_ns, transfers.receive_end_ns) - all_there,
-        transfers.receive_end_ns - both_there,
+        transfers.receive_end_ns - transfers.met_ns,
     )
     return np.maximum(ends, 0).astype(np.float64)
 
@@ -398,7 +348,6 @@ def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
         )
     ).astype(np.int64)
     kernel = _number_alike(sides)
-    met = np.maximum(transfers.send_start_ns, transfers.receive_start_ns)
     peers = np.concatenate((transfers.destination, transfers.source))
     kernels = int(kernel.max(initial=-1)) + 1
     # A kernel that meets two ranks has one above its least.
@@ -406,7 +355,7 @@ def _with_others(transfers: Transfers) -> tuple[Flags, I64]:
     np.minimum.at(least, kernel, peers)
     np.maximum.at(most, kernel, peers)
     ready = np.full(kernels, np.iinfo(np.int64).min)
-    np.maximum.at(ready, kernel, np.tile(met, 2))
+    np.maximum.at(ready, kernel, np.tile(transfers.met_ns, 2))
     sent, taken = kernel.reshape(2, -1)
     meets_two = most > least
     several: Flags = meets_two[sent] | meets_two[taken]
