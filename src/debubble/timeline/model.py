@@ -485,8 +485,6 @@ class Meetings(Columns):
     """When the last member that it waited for came: from then on it is its own time."""
     late: I32
     """Which rank that was; -1 where it is the rank itself."""
-    whole: Flags
-    """All members were captured; else the last may have come later, up to the end."""
 
     @property
     def waits(self) -> Intervals:
