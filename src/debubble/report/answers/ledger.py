@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
-from debubble.ledger.account import find_culprits
+from debubble.ledger.account import Accounts, find_culprits
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import MATTERS, Ledger
 from debubble.ledger.savings import HEAD_OF_LINE
@@ -175,19 +175,15 @@ class BottleneckPart(Part, frozen=True, kw_only=True):
     sentence: str
 
 
-def answer_account(account: Ledger | StreamAccount) -> AccountPart:
+def answer_account(account: Accounts) -> AccountPart:
     """Return where the time went."""
     worst = {culprit.cause: culprit for culprit in reversed(account.culprits)}
-    ledger = account if isinstance(account, Ledger) else None
-    if isinstance(account, Ledger):
-        ranks, total_ns = account.ranks, account.total_ns
-    else:
-        ranks = account.batches.ranks
-        total_ns = len(ranks) * account.length_ns
+    steps = [each.roots.step for each in account.accounts]
+    in_steps = None not in steps
     return AccountPart(
-        total_s=total_ns / NS_PER_S,
-        steps=[step.number for step in ledger.steps] if ledger else [],
-        middle_steps=[ledger.steps[row].number for row in ledger.middle] if ledger else [],
+        total_s=account.total_ns / NS_PER_S,
+        steps=[step for step in steps if step is not None],
+        middle_steps=[step for row in account.middle if (step := steps[row]) is not None],
         causes=_in_seconds(account.causes()),
         shares={str(cause): share for cause, share in account.shares().items()},
         culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
@@ -196,21 +192,19 @@ def answer_account(account: Ledger | StreamAccount) -> AccountPart:
                 rank,
                 causes=_in_seconds(account.causes(rank_index)),
                 shares={str(cause): share for cause, share in account.shares(rank_index).items()},
-                culprits=_culprits_of(ledger, rank_index) if ledger else [],
+                culprits=_culprits_of(account, rank_index),
             )
-            for rank_index, rank in enumerate(ranks)
+            for rank_index, rank in enumerate(account.ranks)
         ],
         late_in_collectives=[
-            late for rank in ranks if ledger and (late := latest_in_collectives(rank))
+            late for rank in account.ranks if in_steps and (late := latest_in_collectives(rank))
         ],
     )
 
 
-def _culprits_of(ledger: Ledger, rank_index: int) -> list[WaitedFor]:
+def _culprits_of(account: Accounts, rank_index: int) -> list[WaitedFor]:
     """Return whom a rank waited for most."""
-    found = find_culprits(
-        ledger.steps, ledger.accounts, ledger.ranks, waiter=rank_index, most=_CULPRITS_A_RANK
-    )
+    found = find_culprits(account.accounts, account.ranks, waiter=rank_index, most=_CULPRITS_A_RANK)
     return [WaitedFor.of(culprit) for culprit in found]
 
 
