@@ -33,6 +33,7 @@ from debubble.ledger.causes import (
     RootKind,
     Stretch,
 )
+from debubble.ledger.savings import Saving
 from debubble.links.hop_times import ExpectedTimes
 from debubble.simulate import events
 from debubble.simulate.costs.passes import (
@@ -720,6 +721,8 @@ class Accounts:
     accounts: tuple[Account, ...]
     """Of each step; of a stream one."""
     culprits: tuple[Culprit, ...]
+    savings: tuple[Saving, ...]
+    """The largest first; of streams those last that the recording cannot price."""
     gaps: tuple[Gap, ...]
     """What it had to do without."""
     middle: tuple[int, ...]
@@ -742,6 +745,10 @@ class Accounts:
             cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(kept)] if len(kept) else []
             waits += [_wait(kept, begin, end - 1) for begin, end in pairwise(cuts)]
         return tuple(waits)
+
+    def saving_of(self, cause: str) -> Saving | None:
+        """Return what removing a cause would buy."""
+        return next((saving for saving in self.savings if saving.causes == (cause,)), None)
 
     def causes(self, place: int | None = None) -> dict[Cause, int]:
         """Return the nanoseconds under each cause, of all ranks or of one."""

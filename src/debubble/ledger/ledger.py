@@ -31,6 +31,7 @@ from debubble.ledger.savings import (
     Remedies,
     Remedy,
     Replays,
+    Saving,
     replay_pairs,
     replay_step,
 )
@@ -83,26 +84,6 @@ MOST_OFF = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """What a step would take without a cause, or without two: medians over the steps."""
-
-    causes: tuple[str, ...]
-    batch_latency_ns: int
-    """The measured batch without what is saved: one baseline for all of them."""
-    saved_ns: int
-
-    @property
-    def cause(self) -> str:
-        """As it is written: `imbalance`, `imbalance+slow_link`."""
-        return "+".join(self.causes)
-
-    @property
-    def saved_fraction(self) -> float:
-        """Of the measured batch."""
-        return self.saved_ns / max(self.batch_latency_ns + self.saved_ns, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What runs beside a pipeline, where a batch is as slow as the slowest of all."""
 
@@ -135,8 +116,6 @@ class Ledger(Accounts):
     replays: tuple[Replays, ...]
     """Empty where the order of the passes contradicts itself."""
     remedies: tuple[Remedies, ...]
-    savings: tuple[Saving, ...]
-    """The largest first."""
     batch_latency_ns: int
     """What shares are of: the measured batch in the middle of the kept steps."""
     job: Job
@@ -171,10 +150,6 @@ class Ledger(Accounts):
         """How far the replay of the unchanged step lands from the measured window; the worst."""
         errors = [replay.unchanged_ns / replay.measured_ns - 1 for replay in self.replays]
         return max(errors, key=abs) if errors else None
-
-    def saving_of(self, cause: str) -> Saving | None:
-        """Return what removing a cause would buy."""
-        return next((saving for saving in self.savings if saving.causes == (cause,)), None)
 
 
 def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)

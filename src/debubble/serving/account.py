@@ -10,7 +10,7 @@ is larger; beyond what its stage mostly takes, it is jitter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +30,7 @@ from debubble.ledger.account import (
 )
 from debubble.ledger.causes import NUMBER_OF, Cause, RootKind
 from debubble.ledger.ledger import MOST_OFF, replay_misses
+from debubble.ledger.savings import Saving
 from debubble.links.hop_times import Hop
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts
@@ -48,32 +49,13 @@ _HINT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSaving:
-    """What the time a batch takes in turn would be with one thing put right."""
-
-    cause: Cause
-    turn_ns: float
-    saved_ns: float
-    culprit: int | None = None
-    """The stage that it mostly is of."""
-    hop: Hop | None = None
-    inflated: bool = False
-    """The profiler itself makes hosts slow, so that the recording cannot price it."""
-
-    @property
-    def saved_fraction(self) -> float:
-        """Of what a batch takes now."""
-        return self.saved_ns / max(self.turn_ns + self.saved_ns, 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamAccount(Accounts):
     """Where the time of a stream went, over the span that all its ranks were captured."""
 
     batches: Batches
     queue: Queue | None
-    savings: tuple[StreamSaving, ...]
-    """The largest first, those that the recording cannot price last."""
+    whose: Mapping[Cause, int]
+    """The stage that a cause mostly is of, of some."""
     replay_error: float | None
     turn_ns: float | None
     """What a batch takes in turn, measured."""
@@ -102,9 +84,12 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
     culprits = find_culprits(accounts, batches.ranks)
     error = queue.turn_ns() / turn - 1 if queue is not None and turn else None
     lands = error is not None and abs(error) <= MOST_OFF
-    savings: tuple[StreamSaving, ...] = ()
+    savings: tuple[Saving, ...] = ()
+    whose: dict[Cause, int] = {}
     if queue is not None and turn and lands:
-        savings = _savings(batches, queue, turn, slow_stages, culprits)
+        mostly = batches.usual_ns()[np.isin(batches.start[:, 0], queue.entered)]
+        savings = _savings(queue, turn, _put_right(batches, queue, mostly, slow_stages))
+        whose = _whose(queue, mostly, culprits)
     return StreamAccount(
         batches=batches,
         queue=queue,
@@ -113,6 +98,7 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
         middle=(0,),
         culprits=culprits,
         savings=savings,
+        whose=whose,
         replay_error=error,
         turn_ns=turn,
         slow=slow_stages,
@@ -237,12 +223,20 @@ def _bottleneck(queue: Queue | None) -> int | None:
     return int(taken.sum(axis=0).argmax())
 
 
-def _savings(
-    batches: Batches, queue: Queue, turn: float, slow: Sequence[int], culprits: Sequence[Culprit]
-) -> tuple[StreamSaving, ...]:
-    """Replay the batches with each cause put right."""
-    mostly = batches.usual_ns()[np.isin(batches.start[:, 0], queue.entered)]
-    now = queue.turn_ns()
+def _savings(queue: Queue, turn: float, put_right: Mapping[Cause, Queue]) -> tuple[Saving, ...]:
+    """Replay the batches with each cause put right; the profiler itself makes hosts slow."""
+    now, savings = queue.turn_ns(), []
+    for cause, other in put_right.items():
+        saved = now - other.turn_ns()
+        if other.in_flight is not None and other.in_flight != queue.in_flight:
+            saved = queue.turn_ns(other.in_flight) - other.turn_ns()
+        left = round(turn) - round(saved)
+        savings.append(Saving(causes=(str(cause),), batch_latency_ns=left, saved_ns=round(saved)))
+    return tuple(sorted(savings, key=lambda one: (one.cause == Cause.HOST, -one.saved_ns)))
+
+
+def _whose(queue: Queue, mostly: F64, culprits: Sequence[Culprit]) -> dict[Cause, int]:
+    """Return the stage that a cause mostly is of."""
     longest = {
         Cause.IMBALANCE: mostly.mean(axis=0),
         Cause.JITTER: (queue.length - mostly).clip(0).sum(axis=0),
@@ -252,23 +246,7 @@ def _savings(
     for culprit in reversed(culprits):
         if culprit.cause is Cause.TOKEN_BROADCAST and culprit.stage is not None:
             whose[culprit.cause] = culprit.stage
-    names, savings = [rank.rank for rank in batches.ranks], []
-    for cause, other in _put_right(batches, queue, mostly, slow).items():
-        saved = now - other.turn_ns()
-        if other.in_flight is not None and other.in_flight != queue.in_flight:
-            saved = queue.turn_ns(other.in_flight) - other.turn_ns()
-        is_slow = cause is Cause.SLOW_LINK
-        savings.append(
-            StreamSaving(
-                cause=cause,
-                turn_ns=turn - saved,
-                saved_ns=saved,
-                culprit=whose.get(cause),
-                hop=(names[slow[0] - 1], names[slow[0]]) if is_slow else None,
-                inflated=cause is Cause.HOST,
-            )
-        )
-    return tuple(sorted(savings, key=lambda saving: (saving.inflated, -saving.saved_ns)))
+    return whose
 
 
 def _put_right(

@@ -17,7 +17,7 @@ from debubble.measure.worth import Rates, Worth
 from debubble.report.answers.base import Part
 from debubble.report.answers.change import describe, say_gain
 from debubble.report.answers.microbatches import answer_more_microbatches
-from debubble.serving.account import StreamAccount, StreamSaving
+from debubble.serving.account import StreamAccount
 from debubble.timeline.meetings import LateRank, latest_in_collectives
 from debubble.timeline.steps import numbered
 from debubble.units import (
@@ -213,9 +213,7 @@ def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def answer_savings(
-    account: Ledger | StreamAccount, step_ns: int | None, rates: Rates | None
-) -> list[SavingPart]:
+def answer_savings(account: Accounts, step_ns: int | None, rates: Rates | None) -> list[SavingPart]:
     """Return what removing each cause would buy, in the order of what it buys, and its worth.
 
     That is of whole steps where these are known, else of batches.
@@ -224,13 +222,7 @@ def answer_savings(
     for saving in account.savings:
         share = saving.saved_ns / step_ns if step_ns else saving.saved_fraction
         worth = rates.worth_of(share) if rates else None
-        if isinstance(saving, StreamSaving):
-            latency_s = saving.turn_ns / NS_PER_S
-            causes = [str(saving.cause)]
-            part = SavingPart.of(saving, causes=causes, batch_latency_s=latency_s, worth=worth)
-        else:
-            part = SavingPart.of(saving, worth=worth)
-        parts.append(part)
+        parts.append(SavingPart.of(saving, worth=worth))
     return parts
 
 
