@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from operator import or_
 from typing import NamedTuple
@@ -51,6 +51,7 @@ from debubble.timeline.model import (
     Intervals,
     PassKind,
     RankTimeline,
+    join_columns,
     split,
     without,
 )
@@ -198,30 +199,6 @@ CAUSE_OF_ROOT = {
 """What is of one cause, however long it took; passes and messages are cut by what they should."""
 
 
-@dataclass(slots=True)
-class Rows:
-    """What a rank did, by cause, and its waits, as they are written."""
-
-    place: int
-    known: tuple[I64, I64, I64]
-    """Start, end and cause."""
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    cause: list[int] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    root: list[int] = field(default_factory=list)
-    queued: list[bool] = field(default_factory=list)
-
-    def add(self, cut: Cut, piece: Piece) -> None:
-        """Write what a cut of a piece is of."""
-        self.start.append(cut[0])
-        self.end.append(cut[1])
-        self.cause.append(NUMBER_OF[cut[2]])
-        self.kind.append(piece.kind)
-        self.root.append(piece.row)
-        self.queued.append(piece.queued)
-
-
 class _Cutter:
     """Cuts what was waited for into causes."""
 
@@ -341,20 +318,22 @@ def account_step(
         for rank in ranks
     )
     waits, cutter = Waits(step, hosts), _Cutter(step, costs, expected, hosts)
-    parts = []
+
+    def whom(place: int, idle: Iterable[tuple[int, int]]) -> Iterator[tuple[Cut, Piece]]:
+        for wait in idle:
+            for piece in waits.follow(place, *wait):
+                for cut in cutter.cut(place, piece):
+                    yield _claimed(step, place, piece, cut) if _CLAIMING else cut, piece
+
+    roots, parts = _roots_of(step), []
     for place, (rank, host) in enumerate(zip(ranks, hosts, strict=True)):
         computes = without(clip(rank.occupied, begin, length), host.collectives)
         computes = without(computes, host.data_parallel)
         runs = step.program.passes.place == place
         passes = Intervals(start_ns=step.times.pass_start[runs], end_ns=step.times.pass_end[runs])
         known, idle = _cut_rank(computes, host, passes, length)
-        rows = Rows(place, known)
-        for wait in idle:
-            for piece in waits.follow(place, *wait):
-                for cut in cutter.cut(place, piece):
-                    rows.add(_claimed(step, place, piece, cut) if _CLAIMING else cut, piece)
-        parts.append(rows)
-    account = join_ranks(parts, _roots_of(step))
+        parts.append(account_rank(roots, place, known, whom(place, idle)))
+    account = join_columns(parts, by="place")
     return _part_collectives(account, tuple(clip(r.shared.waits, begin, length) for r in ranks))
 
 
@@ -445,31 +424,35 @@ def _covers(intervals: Intervals, moments: I64) -> Flags:
     return inside
 
 
-def join_ranks(ranks: Sequence[Rows], roots: Roots) -> Account:
-    """Lay what ranks did and what they waited for one after the other."""
-    parts = [_in_order(rows, roots) for rows in ranks]
-    names = (column.name for column in fields(Account) if column.name != "roots")
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Account(**joined, roots=roots)
-
-
-def _in_order(rows: Rows, roots: Roots) -> Account:
-    known = rows.known
-    start = np.concatenate((known[0], np.array(rows.start, dtype=np.int64)))
+def account_rank(
+    roots: Roots,
+    place: int,
+    known: tuple[I64, I64, I64],
+    waits: Iterable[tuple[Cut, Piece]],
+) -> Account:
+    """Lay what a rank did (start, end, cause) and what it waited for one after the other."""
+    start, end, cause = known
     # The host of a rank is to blame for gaps inside its own passes.
-    late, kept = known[2] == _HOST, known[2] == _HOST_SYNC
+    late, kept = cause == _HOST, cause == _HOST_SYNC
     kind = np.where(late, RootKind.HOST, np.where(kept, RootKind.HOST_SYNC, RootKind.NOTHING))
-    root = np.where(late | kept, rows.place, -1)
+    root = np.where(late | kept, place, -1)
+    did = np.stack((start, end, cause, kind, root, np.zeros_like(root)), axis=1)
+    waited = [
+        (begin, until, NUMBER_OF[cause], piece.kind, piece.row, piece.queued)
+        for (begin, until, cause), piece in waits
+    ]
+    rows = np.concatenate((did, np.array(waited, dtype=np.int64).reshape(-1, 6)))
+    columns = np.ascontiguousarray(rows[np.argsort(rows[:, 0])].T)
     return Account(
-        place=np.full(len(start), rows.place, dtype=np.int32),
-        start_ns=start,
-        end_ns=np.concatenate((known[1], np.array(rows.end, dtype=np.int64))),
-        cause=np.concatenate((known[2], np.array(rows.cause, dtype=np.int64))).astype(np.uint8),
-        root_kind=np.concatenate((kind, np.array(rows.kind, dtype=np.int64))).astype(np.uint8),
-        root=np.concatenate((root, np.array(rows.root, dtype=np.int64))).astype(np.int32),
-        queued=np.concatenate((np.zeros(len(root), dtype=bool), np.array(rows.queued, bool))),
+        place=np.full(len(rows), place, dtype=np.int32),
+        start_ns=columns[0],
+        end_ns=columns[1],
+        cause=columns[2].astype(np.uint8),
+        root_kind=columns[3].astype(np.uint8),
+        root=columns[4].astype(np.int32),
+        queued=columns[5].astype(bool),
         roots=roots,
-    ).where(np.argsort(start))
+    )
 
 
 def cut_steps(

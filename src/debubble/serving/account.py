@@ -23,10 +23,9 @@ from debubble.ledger.account import (
     Cut,
     Piece,
     Roots,
-    Rows,
+    account_rank,
     cut_steps,
     find_culprits,
-    join_ranks,
 )
 from debubble.ledger.causes import NUMBER_OF, Cause, RootKind
 from debubble.ledger.ledger import MOST_OFF, replay_misses
@@ -36,7 +35,7 @@ from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue, measure_queue, whole, with_slots, without_broadcasts
 from debubble.serving.waits import Waits
 from debubble.timeline.figures import turn_of
-from debubble.timeline.model import F64, Intervals, PassKind, split
+from debubble.timeline.model import F64, Intervals, PassKind, join_columns, split
 from debubble.timeline.turns import Phase
 from debubble.units import NS_PER_S
 
@@ -108,29 +107,29 @@ def account_stream(batches: Batches, slow: Sequence[Hop] = ()) -> StreamAccount:
 
 def _account(batches: Batches, cutter: _Cutter) -> Account:
     """Cut ranks and span into intervals with one cause each."""
-    ranks = []
-    for place, rank in enumerate(batches.ranks):
-        parts = np.array([*split(rank.occupied, *batches.span)], dtype=np.int64).reshape(-1, 3)
-        begin, end, works = parts.T
-        computes = works.astype(bool)
-        compute = np.full(int(computes.sum()), NUMBER_OF[Cause.COMPUTE])
-        rows = Rows(place, (begin[computes], end[computes], compute))
-        for wait in parts[~computes, :2].tolist():
-            for cut, piece in cutter.causes(place, *wait):
-                if cut[0] < cut[1]:
-                    rows.add(cut, piece)
-        ranks.append(rows)
     names = np.array([rank.rank for rank in batches.ranks])
     batch, stage = np.divmod(np.arange(len(batches) * batches.stages), batches.stages)
-    forward = np.full(len(stage), PassKind.F)
     roots = Roots(
         ranks=tuple(names.tolist()),
         begin_ns=0,
         step=None,
-        passes=np.stack((names[stage], stage, forward, batch)),
+        passes=np.stack((names[stage], stage, np.full(len(stage), PassKind.F), batch)),
         messages=np.stack((np.roll(names, 1), names)),
     )
-    return join_ranks(ranks, roots)
+    ranks = []
+    for place, rank in enumerate(batches.ranks):
+        parts = np.array([*split(rank.occupied, *batches.span)], dtype=np.int64).reshape(-1, 3)
+        computes = parts[:, 2] > 0
+        begin, end, _ = parts[computes].T
+        compute = np.full(len(begin), NUMBER_OF[Cause.COMPUTE])
+        waits = (
+            (cut, piece)
+            for wait in parts[~computes, :2].tolist()
+            for cut, piece in cutter.causes(place, *wait)
+            if cut[0] < cut[1]
+        )
+        ranks.append(account_rank(roots, place, (begin, end, compute), waits))
+    return join_columns(ranks, by="place")
 
 
 class _Cutter:
