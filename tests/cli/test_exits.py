@@ -58,7 +58,7 @@ def test_a_closed_stdout_leaves_the_exit_code():
 
 @pytest.mark.slow
 def test_a_terminal_without_the_letters_gets_others():
-    ended = shell("$debubble find $RUN", PYTHONIOENCODING="ascii")
+    ended = shell("$debubble find $RUN --details", PYTHONIOENCODING="ascii")
     assert (ended.returncode, ended.stderr) == (0, b"")
     assert b"0 ? 1" in ended.stdout
 

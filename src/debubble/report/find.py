@@ -74,7 +74,7 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
     """
     page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
     page.findings = _findings(answer, answer.named)
-    causes = [cause_table(answer.ledger, answer)] if answer.ledger else []
+    causes = [_cause_table(answer.ledger, answer, small=details)] if answer.ledger else []
     if not details:
         # What two causes cost together says what each of them does.
         joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
@@ -139,10 +139,10 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     return findings
 
 
-def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
+def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Table:
     """Lay out causes by rank, as shares of the batch, what fixing them saves, and who caused them.
 
-    Small ones share a row; what is unexplained has its own.
+    Small ones share a row unless they are asked for; what is unexplained has its own.
     """
     of, whole_s = "the batch", answer.numbers.batch_latency_s
     if answer.stream is not None:
@@ -172,12 +172,12 @@ def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
         title=title,
         spare=(spare,),
     )
-    small = []
+    folded = []
     for cause, share in account.shares.items():
         most = max(rank.shares[cause] for rank in account.ranks)
         # What is unexplained is folded into nothing, but 0.0 % says nothing either.
-        if most < (_NOTHING if cause == Cause.UNEXPLAINED else _SMALL):
-            small += [cause] if share and cause != Cause.UNEXPLAINED else []
+        if most < (_NOTHING if small or cause == Cause.UNEXPLAINED else _SMALL):
+            folded += [cause] if not small and share and cause != Cause.UNEXPLAINED else []
             continue
         culprit = next((each for each in account.culprits if each.cause == cause), None)
         fixed = saved.get(cause, 0.0)
@@ -189,12 +189,12 @@ def cause_table(account: AccountPart, answer: FindAnswer) -> Table:
             show_seconds(fixed) if fixed >= MATTERS / 2 * (whole_s or 0.0) else "",
             _say_waited_for(culprit) if culprit else "",
         )
-    if small:
+    if folded:
         table.add(
             "smaller causes",
-            *(show_share(sum(rank.shares[cause] for cause in small)) for rank in shown),
-            show_share(sum(account.shares[cause] for cause in small)),
-            show_seconds(sum(account.shares[cause] for cause in small) * (whole_s or 0.0)),
+            *(show_share(sum(rank.shares[cause] for cause in folded)) for rank in shown),
+            show_share(sum(account.shares[cause] for cause in folded)),
+            show_seconds(sum(account.shares[cause] for cause in folded) * (whole_s or 0.0)),
             "",
             "",
         )
