@@ -148,7 +148,7 @@ def account(folder: Path, analysis: Analysis) -> bool:
     )
     shares = stream.shares()
     exact = all(
-        sum(stream.causes(place).values()) == stream.length_ns
+        sum(stream.causes(place).values()) == stream.batches.span[1] - stream.batches.span[0]
         for place in range(len(stream.batches.ranks))
     )
     named = debubble.find(analysis).named

@@ -35,7 +35,7 @@ def test_waits_of_a_long_pipeline_are_grouped_and_not_looked_at_one_by_one(tmp_p
     analysis = debubble.analyse(long_pipeline(tmp_path / "ops.csv", 40))
     waits = sum(len(account) for account in analysis.ledger.accounts)
     found = account_module.find_culprits(
-        analysis.ledger.steps, analysis.ledger.accounts, analysis.ledger.ranks, waiter=39, most=2
+        analysis.ledger.accounts, analysis.ledger.ranks, waiter=39, most=2
     )
     assert waits > 3000
     assert len(found) == 2

@@ -17,7 +17,6 @@ from support.traces.recordings import H200
 
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import account_for
-from debubble.ledger.ledger import list_waits
 from debubble.report.lanes import frame_step
 from debubble.report.palette import KINDS
 from debubble.report.svg import draw_svg
@@ -34,7 +33,7 @@ BOX = re.compile(r"M(\S+) (\S+)h(\S+)v\S+H\S+z")
 
 def framed(timeline, step=None):
     ledger = account_for(timeline, measure_pipeline(timeline, 0))
-    return frame_step(timeline, 0, step, list_waits(ledger))
+    return frame_step(timeline, 0, step, ledger.waits)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from debubble.serving.costs import PassProgram, Reflexes
-from debubble.simulate.events import EventGraph
+from debubble.simulate.events import Waits
 
 
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90), st.booleans()), min_size=1))
@@ -30,9 +30,8 @@ def test_a_pass_takes_what_the_engine_says(steps):
         else:
             edges += [(on_device, before[1], gap + kernel), (on_device, at, latency + kernel)]
     target, source, after = np.array(edges).T
-    moments = EventGraph(2 * len(steps) + 1, target, source).run(
-        after, np.zeros(2 * len(steps) + 1, dtype=np.int64)
-    )
+    events = 2 * len(steps) + 1
+    moments = Waits(events, target, source).run_once(after, np.zeros(events, dtype=np.int64))
     taken, lead = program.run(1.0, 1.0)
     assert taken == pytest.approx(moments[-1])
     assert lead == pytest.approx(max(moments[-1] - moments[-2], 0))

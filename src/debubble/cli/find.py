@@ -67,13 +67,12 @@ class Pictures:
             write_html(find_report(pipelines_shown(analysis), whole, words), self.html, manners)
 
     def _draw_step(self, analysis: Analysis, page: Page, manners: Manners) -> None:
-        from debubble.ledger.ledger import list_waits
         from debubble.report.chrome import write_chrome
         from debubble.report.lanes import draw_lanes, frame_step
         from debubble.report.svg import draw_svg
 
         pipeline, timeline = analysis.pipeline, analysis.timeline
-        waits = list_waits(analysis.ledger) if analysis.ledger else ()
+        waits = analysis.ledger.waits if analysis.ledger else ()
         step = analysis.step
         if step is None and pipeline.windows:
             step = pipeline.windows[0].step

@@ -1,5 +1,8 @@
 """A measured step in → its account: every nanosecond under one cause, and whom it waited for.
 
+The one home of accounts: a stream (`serving/account.py`) tells what its events are, and how long
+its passes should take; how waits are followed, cut, laid to someone and listed is all here.
+
 A wait belongs to what it waited for last, and from there on back to what that waited for, as long
 as it waits: `Happened` of the engine, over the edges that a replay runs on. Rank 1 waits here for
 its F 0, from 0 to 7:
@@ -13,15 +16,16 @@ A wait is then cut into causes: a pass by how far it was, a message by what its 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from operator import or_
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from debubble.errors import Gap
 from debubble.ledger.causes import (
     CAUSES,
     NUMBER_OF,
@@ -29,6 +33,7 @@ from debubble.ledger.causes import (
     RootKind,
     Stretch,
 )
+from debubble.ledger.savings import Saving
 from debubble.links.hop_times import ExpectedTimes, as_it_came
 from debubble.simulate import events
 from debubble.simulate.costs.passes import (
@@ -41,10 +46,12 @@ from debubble.timeline.model import (
     I32,
     I64,
     U8,
+    Columns,
     Flags,
     Intervals,
     PassKind,
     RankTimeline,
+    join_columns,
     split,
     without,
 )
@@ -58,7 +65,21 @@ class Piece(NamedTuple):
     kind: RootKind
     row: int
     queued: bool = False
-    """On the way to it a message stood behind another one in its queue."""
+    """On the way to it a message stood behind another one in its queue, or behind a broadcast."""
+
+
+def follow(
+    happened: events.Happened,
+    wait: tuple[int, int, int],
+    say: Callable[[events.Stretch], Iterable[Piece]],
+    stands_behind: Callable[[events.Stretch], bool],
+) -> Iterator[Piece]:
+    """Yield what a wait (for an event, from, to) comes down to: pieces that cover it, in order."""
+    way = [*happened.way_back(*wait)]
+    behind = [*accumulate(map(stands_behind, way), or_)]
+    for stretch, queued in zip(reversed(way), reversed(behind), strict=True):
+        for piece in say(stretch):
+            yield piece._replace(queued=True) if queued else piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,21 +145,17 @@ class Waits:
         """By pass and batch, the message that the pass needs of it."""
 
     def follow(self, place: int, begin: int, end: int) -> Iterator[Piece]:
-        """Yield why a rank waited from `begin` to `end`, in no pass: pieces that cover it."""
+        """Return why a rank waited from `begin` to `end`, in no pass: pieces that cover it."""
         number = bisect_right(self._starts[place], begin)
         rows = self._rows[place]
         waited_for = rows[number] if number < len(rows) else self._end
-        way = [*self._happened.way_back(waited_for, begin, end)]
-        behind = [self._stands_behind_another(stretch.event) for stretch in way]
-        queued = [False, *accumulate(behind, or_)]
-        for stretch, is_queued in zip(reversed(way), reversed(queued[:-1]), strict=True):
-            for piece in self._of(stretch):
-                yield piece._replace(queued=True) if is_queued else piece
+        wait = waited_for, begin, end
+        return follow(self._happened, wait, self._of, self._stands_behind_another)
 
-    def _stands_behind_another(self, event: int) -> bool:
+    def _stands_behind_another(self, stretch: events.Stretch) -> bool:
         """Tell a batch whose start waited for another batch last."""
         first, end = 2 * self._passes, 2 * self._passes + self._batches
-        return first <= event < end and self._happened.last_source[event] >= first
+        return first <= stretch.event < end and self._happened.last_source[stretch.event] >= first
 
     def _of(self, stretch: events.Stretch) -> Iterator[Piece]:
         """Say what a rank did, or did not, while all that an event needs was there."""
@@ -165,39 +182,21 @@ class Waits:
 
 
 Cut = tuple[int, int, Cause]
-AnyArray = NDArray[np.generic]
 _COMPUTE, _COLLECTIVE = NUMBER_OF[Cause.COMPUTE], NUMBER_OF[Cause.COLLECTIVE]
 _HOST, _UNEXPLAINED = NUMBER_OF[Cause.HOST], NUMBER_OF[Cause.UNEXPLAINED]
 _HOST_SYNC, _DATA_PARALLEL = NUMBER_OF[Cause.HOST_SYNC], NUMBER_OF[Cause.DATA_PARALLEL]
 _CLAIMING = tuple((cause, cause.about.claims) for cause in CAUSES if cause.about.claims)
 _NEVER = np.iinfo(np.int64).max
-_OF_RANKS = {
+CAUSE_OF_ROOT = {
     RootKind.HOST: Cause.HOST,
     RootKind.HOST_SYNC: Cause.HOST_SYNC,
     RootKind.COLLECTIVE: Cause.COLLECTIVE,
     RootKind.DATA_PARALLEL: Cause.DATA_PARALLEL,
+    RootKind.WAY_BACK: Cause.WAY_BACK,
+    RootKind.NO_WORK: Cause.NO_WORK,
+    RootKind.NOTHING: Cause.UNEXPLAINED,
 }
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The waits of a rank, as they are written."""
-
-    place: int
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    cause: list[int] = field(default_factory=list)
-    kind: list[int] = field(default_factory=list)
-    root: list[int] = field(default_factory=list)
-    queued: list[bool] = field(default_factory=list)
-
-    def add(self, cut: Cut, piece: Piece) -> None:
-        self.start.append(cut[0])
-        self.end.append(cut[1])
-        self.cause.append(NUMBER_OF[cut[2]])
-        self.kind.append(piece.kind)
-        self.root.append(piece.row)
-        self.queued.append(piece.queued)
+"""What is of one cause, however long it took; passes and messages are cut by what they should."""
 
 
 class _Cutter:
@@ -229,7 +228,7 @@ class _Cutter:
         elif piece.kind is RootKind.MESSAGE:
             yield from self._cut_message(piece)
         else:
-            yield piece.begin, piece.end, _OF_RANKS.get(piece.kind, Cause.UNEXPLAINED)
+            yield piece.begin, piece.end, CAUSE_OF_ROOT[piece.kind]
 
     def _cut_pass(self, waiter: int, piece: Piece) -> Iterator[Cut]:
         """Cut by how far the pass was: an equal share, its stage's excess, its device's, its own.
@@ -319,26 +318,35 @@ def account_step(
         for rank in ranks
     )
     waits, cutter = Waits(step, hosts), _Cutter(step, costs, expected, hosts)
-    parts = []
+
+    def whom(place: int, idle: Iterable[tuple[int, int]]) -> Iterator[tuple[Cut, Piece]]:
+        for wait in idle:
+            for piece in waits.follow(place, *wait):
+                for cut in cutter.cut(place, piece):
+                    yield _claimed(step, place, piece, cut) if _CLAIMING else cut, piece
+
+    roots, parts = _roots_of(step), []
     for place, (rank, host) in enumerate(zip(ranks, hosts, strict=True)):
         computes = without(clip(rank.occupied, begin, length), host.collectives)
         computes = without(computes, host.data_parallel)
         runs = step.program.passes.place == place
         passes = Intervals(start_ns=step.times.pass_start[runs], end_ns=step.times.pass_end[runs])
         known, idle = _cut_rank(computes, host, passes, length)
-        rows = _Rows(place)
-        for wait in idle:
-            for piece in waits.follow(place, *wait):
-                for cut in cutter.cut(place, piece):
-                    rows.add(_claimed(step, place, piece, cut) if _CLAIMING else cut, piece)
-        parts.append(_in_order(place, known, rows))
-    account = Account(
-        **{
-            column.name: np.concatenate([part[column.name] for part in parts])
-            for column in fields(Account)
-        }
-    )
+        parts.append(account_rank(roots, place, known, whom(place, idle)))
+    account = join_columns(parts, by="place")
     return _part_collectives(account, tuple(clip(r.shared.waits, begin, length) for r in ranks))
+
+
+def _roots_of(step: MeasuredStep) -> Roots:
+    program, ranks = step.program, np.array(step.program.ranks)
+    passes, messages, places = program.passes, program.messages, program.batches.place
+    return Roots(
+        ranks=program.ranks,
+        begin_ns=step.begin_ns,
+        step=step.number,
+        passes=np.stack((ranks[passes.place], passes.stage, passes.kind, passes.microbatch)),
+        messages=np.stack((ranks[places[messages.sent]], ranks[places[messages.received]])),
+    )
 
 
 def _part_collectives(account: Account, waits: tuple[Intervals, ...]) -> Account:
@@ -416,24 +424,35 @@ def _covers(intervals: Intervals, moments: I64) -> Flags:
     return inside
 
 
-def _in_order(place: int, known: tuple[I64, I64, I64], rows: _Rows) -> dict[str, AnyArray]:
-    """Lay what a rank did and what it waited for one after the other."""
-    start = np.concatenate((known[0], np.array(rows.start, dtype=np.int64)))
-    order = np.argsort(start)
+def account_rank(
+    roots: Roots,
+    place: int,
+    known: tuple[I64, I64, I64],
+    waits: Iterable[tuple[Cut, Piece]],
+) -> Account:
+    """Lay what a rank did (start, end, cause) and what it waited for one after the other."""
+    start, end, cause = known
     # The host of a rank is to blame for gaps inside its own passes.
-    late, kept = known[2] == _HOST, known[2] == _HOST_SYNC
+    late, kept = cause == _HOST, cause == _HOST_SYNC
     kind = np.where(late, RootKind.HOST, np.where(kept, RootKind.HOST_SYNC, RootKind.NOTHING))
     root = np.where(late | kept, place, -1)
-    columns: dict[str, AnyArray] = {
-        "start_ns": start,
-        "end_ns": np.concatenate((known[1], np.array(rows.end, dtype=np.int64))),
-        "cause": np.concatenate((known[2], np.array(rows.cause, dtype=np.int64))).astype(np.uint8),
-        "root_kind": np.concatenate((kind, np.array(rows.kind, dtype=np.int64))).astype(np.uint8),
-        "root": np.concatenate((root, np.array(rows.root, dtype=np.int64))).astype(np.int32),
-        "queued": np.concatenate((np.zeros(len(root), dtype=bool), np.array(rows.queued, bool))),
-    }
-    ordered = {name: column[order] for name, column in columns.items()}
-    return ordered | {"place": np.full(len(order), place, dtype=np.int32)}
+    did = np.stack((start, end, cause, kind, root, np.zeros_like(root)), axis=1)
+    waited = [
+        (begin, until, NUMBER_OF[cause], piece.kind, piece.row, piece.queued)
+        for (begin, until, cause), piece in waits
+    ]
+    rows = np.concatenate((did, np.array(waited, dtype=np.int64).reshape(-1, 6)))
+    columns = np.ascontiguousarray(rows[np.argsort(rows[:, 0])].T)
+    return Account(
+        place=np.full(len(rows), place, dtype=np.int32),
+        start_ns=columns[0],
+        end_ns=columns[1],
+        cause=columns[2].astype(np.uint8),
+        root_kind=columns[3].astype(np.uint8),
+        root=columns[4].astype(np.int32),
+        queued=columns[5].astype(bool),
+        roots=roots,
+    )
 
 
 def cut_steps(
@@ -459,22 +478,36 @@ def clip(intervals: Intervals, begin: int, length: int) -> Intervals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Roots:
+    """What waits of a step or a stream come down to, and what names it."""
+
+    ranks: tuple[int, ...]
+    """By their places."""
+    begin_ns: int
+    """What the account counts from."""
+    step: int | None
+    """None for a stream, which has none."""
+    passes: I64
+    """Rank, stage, kind and microbatch, a row each, by the number of the pass."""
+    messages: I64
+    """Sending and receiving rank, a row each, by the number of the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account(Columns):
     """Intervals that cover ranks and window exactly, sorted by rank and start."""
 
     place: I32
     start_ns: I64
-    """From the start of the window."""
+    """From `begin_ns` of the roots: the start of the window."""
     end_ns: I64
     cause: U8
     root_kind: U8
     root: I32
-    """The row of the pass or message waited for; the place of the rank whose host was late."""
+    """The number of the pass or message waited for; the place of the rank whose host was late."""
     queued: Flags
-    """Somewhere on the way a message stood behind another one in its queue."""
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
+    """Somewhere on the way a message stood behind another one in its queue, or a broadcast."""
+    roots: Roots
 
     @property
     def length_ns(self) -> I64:
@@ -482,9 +515,9 @@ class Account:
         length: I64 = self.end_ns - self.start_ns
         return length
 
-    def where(self, kept: Flags | I64) -> Account:
-        """Return a part of the rows."""
-        return Account(**{column.name: getattr(self, column.name)[kept] for column in fields(self)})
+    def of_place(self, place: int | None) -> Account:
+        """Return what one rank did; None for all of them."""
+        return self if place is None else self.where(self.place == place)
 
     def total_of(self, cause: Cause) -> int:
         """Return the nanoseconds under a cause."""
@@ -529,9 +562,8 @@ class Culprit:
 
 
 def find_culprits(
-    steps: Sequence[MeasuredStep],
     accounts: Sequence[Account],
-    ranks: tuple[RankTimeline, ...],
+    ranks: Sequence[RankTimeline],
     waiter: int | None = None,
     most: int | None = None,
 ) -> tuple[Culprit, ...]:
@@ -541,13 +573,13 @@ def find_culprits(
     examples are looked at one by one.
     """
     kept = [_waits_of(account, waiter) for account in accounts]
-    number = np.repeat(np.arange(len(steps)), [len(rows) for rows in kept])
+    number = np.repeat(np.arange(len(accounts)), [len(rows) for rows in kept])
     rows = np.concatenate(kept) if kept else np.zeros(0, dtype=np.intp)
     if not len(rows):
         return ()
-    pairs = list(zip(steps, accounts, kept, strict=True))
+    pairs = list(zip(accounts, kept, strict=True))
     columns = np.concatenate([_identities(*pair) for pair in pairs], axis=1)
-    length = np.concatenate([account.length_ns[mine] for _, account, mine in pairs])
+    length = np.concatenate([account.length_ns[mine] for account, mine in pairs])
     group = np.zeros(len(rows), dtype=np.int64)
     for column in columns:
         _, value = np.unique(column, return_inverse=True)
@@ -564,7 +596,7 @@ def find_culprits(
     for row in np.lexsort((first, rank, names, -total))[:most].tolist():
         mine = longest_first[begins[row] : begins[row] + _EXAMPLES]
         examples = [
-            _example(steps[number[at]], accounts[number[at]], int(rows[at]), ranks)
+            _example(accounts[number[at]], int(rows[at]), ranks)
             for at in mine[group[mine] == row].tolist()
         ]
         _, _, stage, kind, destination = columns[:, first[row]].tolist()
@@ -590,58 +622,131 @@ def _waits_of(account: Account, waiter: int | None) -> NDArray[np.intp]:
     return first + np.flatnonzero(account.root_kind[first:last] != RootKind.NOTHING)
 
 
-def _identities(step: MeasuredStep, account: Account, rows: NDArray[np.intp]) -> I64:
+def _identities(account: Account, rows: NDArray[np.intp]) -> I64:
     """Return what makes waits those for the same: cause, rank, stage, kind of pass, receiver."""
-    program, root = step.program, account.root[rows]
-    ranks = np.array(program.ranks, dtype=np.int64)
+    roots, root, kind = account.roots, account.root[rows], account.root_kind[rows]
     found = np.full((5, len(rows)), -1, dtype=np.int64)
     found[0] = account.cause[rows]
-    kind = account.root_kind[rows]
     passes, messages = kind == RootKind.PASS, kind == RootKind.MESSAGE
     of_rank = ~passes & ~messages
-    found[1, passes] = ranks[program.passes.place[root[passes]]]
-    found[2, passes] = program.passes.stage[root[passes]]
-    found[3, passes] = program.passes.kind[root[passes]]
-    places = program.batches.place
-    found[1, messages] = ranks[places[program.messages.sent[root[messages]]]]
-    found[4, messages] = ranks[places[program.messages.received[root[messages]]]]
-    found[1, of_rank] = ranks[root[of_rank]]
+    found[1:4, passes] = roots.passes[:3, root[passes]]
+    found[1, messages], found[4, messages] = roots.messages[:, root[messages]]
+    found[1, of_rank] = np.array(roots.ranks, dtype=np.int64)[root[of_rank]]
     return found
 
 
-def _name(step: MeasuredStep, account: Account, row: int) -> str:
+def _name(account: Account, row: int) -> str:
     """Name the very pass or hop of a wait; nothing for a host."""
-    program, root = step.program, int(account.root[row])
+    root = int(account.root[row])
     if account.root_kind[row] == RootKind.PASS:
-        passes = program.passes
-        return f"{passes.stage[root]}{PassKind(passes.kind[root]).name}{passes.microbatch[root]}"
+        _, stage, kind, microbatch = account.roots.passes[:, root].tolist()
+        return f"{stage}{PassKind(kind).name}{microbatch}"
     if account.root_kind[row] == RootKind.MESSAGE:
-        ranks, places = program.ranks, program.batches.place
-        source = ranks[places[program.messages.sent[root]]]
-        return f"{source}→{ranks[places[program.messages.received[root]]]}"
+        source, destination = account.roots.messages[:, root].tolist()
+        return f"{source}→{destination}"
     return ""
 
 
-def name_root(step: MeasuredStep, account: Account, row: int) -> str:
+def _name_root(account: Account, row: int) -> str:
     """Name what a row of the account waited for; nothing where nobody knows."""
     kind = account.root_kind[row]
-    if kind == RootKind.NOTHING:
+    if kind in {RootKind.NOTHING, RootKind.WAY_BACK, RootKind.NO_WORK}:
         return ""
-    name = _name(step, account, row)
+    name = _name(account, row)
     if name:
         return name
-    rank = step.program.ranks[int(account.root[row])]
+    rank = account.roots.ranks[int(account.root[row])]
     return f"host of rank {rank}" if kind in {RootKind.HOST, RootKind.HOST_SYNC} else f"rank {rank}"
 
 
-def _example(
-    step: MeasuredStep, account: Account, row: int, ranks: tuple[RankTimeline, ...]
-) -> Example:
+def _example(account: Account, row: int, ranks: Sequence[RankTimeline]) -> Example:
     waiting = ranks[account.place[row]]
     return Example(
         file=waiting.file,
-        ts_us=waiting.stamp_us(step.begin_ns + int(account.start_ns[row])),
+        ts_us=waiting.stamp_us(account.roots.begin_ns + int(account.start_ns[row])),
         dur_us=int(account.end_ns[row] - account.start_ns[row]) / 1000,
         rank=waiting.rank,
-        waits_for=_name(step, account, row),
+        waits_for=_name(account, row),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """A stretch in which a rank waited for one thing."""
+
+    rank: int
+    step: int | None
+    """None in a stream, which has none."""
+    start_ns: int
+    end_ns: int
+    cause: Cause
+    waits_for: str
+    """`3B5` for a pass, `2→3` for a hop, `host of rank 1`; empty where nobody knows."""
+
+
+def _wait(account: Account, begin: int, end: int) -> Wait:
+    roots = account.roots
+    return Wait(
+        rank=roots.ranks[account.place[begin]],
+        step=roots.step,
+        start_ns=roots.begin_ns + int(account.start_ns[begin]),
+        end_ns=roots.begin_ns + int(account.end_ns[end]),
+        cause=CAUSES[account.cause[begin]],
+        waits_for=_name_root(account, begin),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Where the time of ranks went: in some steps, or over the span of a stream."""
+
+    ranks: tuple[RankTimeline, ...]
+    accounts: tuple[Account, ...]
+    """Of each step; of a stream one."""
+    culprits: tuple[Culprit, ...]
+    savings: tuple[Saving, ...]
+    """The largest first; of streams those last that the recording cannot price."""
+    gaps: tuple[Gap, ...]
+    """What it had to do without."""
+    middle: tuple[int, ...]
+    """The rows of the step, or the two, in the middle by bubble: what is said of "the batch"."""
+
+    @property
+    def total_ns(self) -> int:
+        """Ranks times window, all steps."""
+        return sum(int(account.length_ns.sum()) for account in self.accounts)
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """Every wait; gaps that touch and have one cause and one culprit are one wait."""
+        waits: list[Wait] = []
+        for account in self.accounts:
+            kept = account.where(account.cause > CAUSES.index(Cause.COLLECTIVE))
+            same = np.stack((kept.place, kept.cause, kept.root_kind, kept.root))
+            breaks = (np.diff(same, axis=1) != 0).any(axis=0)
+            breaks |= kept.start_ns[1:] != kept.end_ns[:-1]
+            cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(kept)] if len(kept) else []
+            waits += [_wait(kept, begin, end - 1) for begin, end in pairwise(cuts)]
+        return tuple(waits)
+
+    def saving_of(self, cause: str) -> Saving | None:
+        """Return what removing a cause would buy."""
+        return next((saving for saving in self.savings if saving.causes == (cause,)), None)
+
+    def causes(self, place: int | None = None) -> dict[Cause, int]:
+        """Return the nanoseconds under each cause, of all ranks or of one."""
+        total = dict.fromkeys(Cause, 0)
+        for account in self.accounts:
+            for cause, length in account.of_place(place).totals().items():
+                total[cause] += length
+        return total
+
+    def shares(self, place: int | None = None) -> dict[Cause, float]:
+        """Return the share of each cause in the batch: of its middle steps, as the headline is."""
+        total = dict.fromkeys(Cause, 0.0)
+        for row in self.middle:
+            mine = self.accounts[row].of_place(place)
+            length = max(int(mine.length_ns.sum()), 1)
+            for cause, spent in mine.totals().items():
+                total[cause] += spent / length / len(self.middle)
+        return total

@@ -27,6 +27,10 @@ class RootKind(IntEnum):
     COLLECTIVE = 5
     DATA_PARALLEL = 6
     """A gather or reduction that runs beside passes, and that the next one waits for."""
+    WAY_BACK = 7
+    """Of a served batch: what a sampled token takes to the scheduler."""
+    NO_WORK = 8
+    """A server's scheduler that has had time enough, and nothing to send out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, pairwise
+from itertools import combinations
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,11 @@ import numpy as np
 from debubble.errors import Code, Gap
 from debubble.ledger.account import (
     Account,
-    Culprit,
+    Accounts,
     account_step,
     find_culprits,
-    name_root,
 )
 from debubble.ledger.causes import (
-    CAUSES,
     OF_KERNELS_AND_HOSTS,
     REMEDIES,
     Cause,
@@ -33,6 +31,7 @@ from debubble.ledger.savings import (
     Remedies,
     Remedy,
     Replays,
+    Saving,
     replay_pairs,
     replay_step,
 )
@@ -85,26 +84,6 @@ MOST_OFF = 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """What a step would take without a cause, or without two: medians over the steps."""
-
-    causes: tuple[str, ...]
-    batch_latency_ns: int
-    """The measured batch without what is saved: one baseline for all of them."""
-    saved_ns: int
-
-    @property
-    def cause(self) -> str:
-        """As it is written: `imbalance`, `imbalance+slow_link`."""
-        return "+".join(self.causes)
-
-    @property
-    def saved_fraction(self) -> float:
-        """Of the measured batch."""
-        return self.saved_ns / max(self.batch_latency_ns + self.saved_ns, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """What runs beside a pipeline, where a batch is as slow as the slowest of all."""
 
@@ -130,31 +109,18 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class Ledger(Accounts):
     """Where the time of a pipeline's steps went. Sums are over all steps, exact to the ns."""
 
-    ranks: tuple[RankTimeline, ...]
     steps: tuple[MeasuredStep, ...]
-    accounts: tuple[Account, ...]
     replays: tuple[Replays, ...]
     """Empty where the order of the passes contradicts itself."""
     remedies: tuple[Remedies, ...]
-    culprits: tuple[Culprit, ...]
-    savings: tuple[Saving, ...]
-    """The largest first."""
-    gaps: tuple[Gap, ...]
-    middle: tuple[int, ...]
-    """The rows of the step, or the two, in the middle by bubble: what is said of "the batch"."""
     batch_latency_ns: int
     """What shares are of: the measured batch in the middle of the kept steps."""
     job: Job
     links: LinkHealth | None = None
     """What each hop takes, whether it is slow and what that costs: told here for all who ask."""
-
-    @property
-    def total_ns(self) -> int:
-        """Ranks times window, all steps."""
-        return len(self.ranks) * sum(int(step.times.pass_end.max()) for step in self.steps)
 
     @property
     def job_latency_ns(self) -> int:
@@ -179,36 +145,11 @@ class Ledger:
         captured = {rank.rank for rank in self.ranks}
         return tuple(rank for rank in self.ranks[0].members if rank not in captured)
 
-    def causes(self, place: int | None = None) -> dict[Cause, int]:
-        """Return the nanoseconds under each cause, of all ranks or of one."""
-        total = dict.fromkeys(Cause, 0)
-        for account in self.accounts:
-            mine = account if place is None else account.where(account.place == place)
-            for cause, length in mine.totals().items():
-                total[cause] += length
-        return total
-
-    def shares(self, place: int | None = None) -> dict[Cause, float]:
-        """Return the share of each cause in the batch: of its middle steps, as the headline is."""
-        total = dict.fromkeys(Cause, 0.0)
-        for row in self.middle:
-            account = self.accounts[row]
-            mine = account if place is None else account.where(account.place == place)
-            length = int(self.steps[row].times.pass_end.max())
-            length *= len(self.ranks) if place is None else 1
-            for cause, spent in mine.totals().items():
-                total[cause] += spent / max(length, 1) / len(self.middle)
-        return total
-
     @property
     def replay_error(self) -> float | None:
         """How far the replay of the unchanged step lands from the measured window; the worst."""
         errors = [replay.unchanged_ns / replay.measured_ns - 1 for replay in self.replays]
         return max(errors, key=abs) if errors else None
-
-    def saving_of(self, cause: str) -> Saving | None:
-        """Return what removing a cause would buy."""
-        return next((saving for saving in self.savings if saving.causes == (cause,)), None)
 
 
 def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
@@ -289,22 +230,15 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
     errors = [abs(replay.unchanged_ns / replay.measured_ns - 1) for replay in replays]
     if errors and median(errors) > MOST_OFF:
         replays = ()
-        gaps.append(
-            Gap(
-                code=Code.REPLAY_MISSES,
-                message=f"replay error {show_percent(median(errors))} (limit"
-                f" {show_percent(MOST_OFF)}): no savings are predicted",
-                hint="capture whole steps of all ranks, with kernels and messages; the shares of"
-                " causes are measured and remain valid",
-            )
-        )
+        hint = "capture whole steps of all ranks, with kernels and messages; the shares of causes"
+        gaps.append(replay_misses(median(errors), f"{hint} are measured and remain valid"))
     return Ledger(
         ranks=ranks,
         steps=measured,
         accounts=accounts,
         replays=replays,
         remedies=remedies,
-        culprits=find_culprits(measured, accounts, ranks),
+        culprits=find_culprits(accounts, ranks),
         savings=_savings(
             replays,
             remedies,
@@ -319,6 +253,16 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         batch_latency_ns=batch_latency_ns
         or round(median(int(step.times.window_ns) for step in measured)),
         job=job,
+    )
+
+
+def replay_misses(error: float, hint: str) -> Gap:
+    """Say that a replay is too far off for savings."""
+    return Gap(
+        code=Code.REPLAY_MISSES,
+        message=f"replay error {show_percent(abs(error))} (limit {show_percent(MOST_OFF)}): no "
+        "savings are predicted",
+        hint=hint,
     )
 
 
@@ -494,43 +438,6 @@ def _slowed_hosts(steps: Sequence[MeasuredStep], accounts: Sequence[Account]) ->
             " slows hosts",
             hint="time unprofiled steps, as `debubble capture` does, or give --latency to `plan`",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """A stretch in which a rank waited for one thing."""
-
-    rank: int
-    step: int | None
-    """None in a stream, which has none."""
-    start_ns: int
-    end_ns: int
-    cause: Cause
-    waits_for: str
-    """`3B5` for a pass, `2→3` for a hop, `host of rank 1`; empty where nobody knows."""
-
-
-def list_waits(ledger: Ledger) -> tuple[Wait, ...]:
-    """Return every wait; gaps that touch and have one cause and one culprit are one wait."""
-    waits: list[Wait] = []
-    for step, account in zip(ledger.steps, ledger.accounts, strict=True):
-        kept = account.where(account.cause > CAUSES.index(Cause.COLLECTIVE))
-        same = np.stack((kept.place, kept.cause, kept.root_kind, kept.root))
-        breaks = (np.diff(same, axis=1) != 0).any(axis=0) | (kept.start_ns[1:] != kept.end_ns[:-1])
-        cuts = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(kept)] if len(kept) else []
-        waits += [_wait(step, kept, begin, end - 1) for begin, end in pairwise(cuts)]
-    return tuple(waits)
-
-
-def _wait(step: MeasuredStep, account: Account, begin: int, end: int) -> Wait:
-    return Wait(
-        rank=step.program.ranks[account.place[begin]],
-        step=step.number,
-        start_ns=step.begin_ns + int(account.start_ns[begin]),
-        end_ns=step.begin_ns + int(account.end_ns[end]),
-        cause=CAUSES[account.cause[begin]],
-        waits_for=name_root(step, account, begin),
-    )
 
 
 # A batch is as slow as its slowest pipeline: of many, the others never are.

@@ -26,6 +26,26 @@ HEAD_OF_LINE, ALL = "head_of_line", "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What a step, or a batch of a stream in turn, would take without a cause or two: medians."""
+
+    causes: tuple[str, ...]
+    batch_latency_ns: int
+    """The measured batch without what is saved: one baseline for all of them."""
+    saved_ns: int
+
+    @property
+    def cause(self) -> str:
+        """As it is written: `imbalance`, `imbalance+slow_link`."""
+        return "+".join(self.causes)
+
+    @property
+    def saved_fraction(self) -> float:
+        """Of the measured batch."""
+        return self.saved_ns / max(self.batch_latency_ns + self.saved_ns, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replays:
     """Windows of one step, replayed unchanged and with changes."""
 

@@ -10,8 +10,8 @@ from statistics import median
 import numpy as np
 
 from debubble.ledger.causes import CAUSE_OF, Cause, RootKind
-from debubble.ledger.ledger import MATTERS, Ledger, Saving
-from debubble.ledger.savings import ALL, HEAD_OF_LINE, Remedies
+from debubble.ledger.ledger import MATTERS, Ledger
+from debubble.ledger.savings import ALL, HEAD_OF_LINE, Remedies, Saving
 from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
 from debubble.timeline.replicas import SlowWorker

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble import __version__
-from debubble.ledger.ledger import Wait
+from debubble.ledger.account import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.trace.columns import merge
 from debubble.units import NS_PER_US, show_bytes, write_file

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from rich.text import Text
 
 from debubble.errors import UsageError
+from debubble.ledger.account import Wait
 from debubble.ledger.causes import Cause
-from debubble.ledger.ledger import Wait
 from debubble.report.palette import KINDS
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
 from debubble.units import NS_PER_MS, show_duration

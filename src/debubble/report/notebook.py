@@ -8,7 +8,6 @@ from typing import Any
 
 from debubble.analysis import Analysis
 from debubble.errors import UsageError
-from debubble.ledger.ledger import list_waits
 from debubble.report.answers.base import Answer
 from debubble.report.answers.compare import CompareAnswer
 from debubble.report.answers.find import FindAnswer, answer_find, say_bubble
@@ -34,7 +33,7 @@ def draw_step(analysis: Analysis, step: int | None = None) -> str:
         shown = windows[0].step
     if not analysis.pipeline.one_run:
         raise UsageError("there is nothing to draw: these ranks are not of one run")
-    waits = list_waits(analysis.ledger) if analysis.ledger else ()
+    waits = analysis.ledger.waits if analysis.ledger else ()
     frame = frame_step(analysis.timeline, analysis.pipeline.pipeline, shown, waits)
     return draw_svg(frame, say_bubble(analysis))
 

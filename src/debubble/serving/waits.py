@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from debubble.ledger.account import Piece, follow
+from debubble.ledger.causes import RootKind
 from debubble.serving.batches import UNSEEN, Batches
 from debubble.serving.queue import Queue
 from debubble.simulate.events import Edges, Happened, Stretch
@@ -29,19 +31,6 @@ _IDLE_TIMES = 4
 _OUT, _SENT, _ASKED, _RECEIVED, _THERE, _ISSUED, _START, _END = range(8)
 _MOMENTS = 8
 _MAY_BE_HELD = (_SENT, _RECEIVED, _START)
-
-
-class Piece(NamedTuple):
-    """A stretch of a wait that comes down to one thing."""
-
-    begin: int
-    end: int
-    what: str
-    """`pass`, `host`, `wire`, `back`, `idle`, or empty where nobody knows."""
-    stage: int
-    batch: int
-    behind: bool = False
-    """What waits stands behind a broadcast of sampled tokens."""
 
 
 class Passes(NamedTuple):
@@ -79,7 +68,7 @@ class Waits:
     def follow(self, stage: int, batch: int, begin: int, end: int) -> Iterator[Piece]:
         """Yield why a batch has not started on a stage that is in no pass: pieces that cover it."""
         if batch < 0:
-            yield Piece(begin, end, "", stage, batch)
+            yield Piece(begin, end, RootKind.NOTHING, -1)
             return
         event = self._event(batch, stage, _START)
         number = self._ended_at(stage, end) if not stage else None
@@ -88,51 +77,46 @@ class Waits:
             over = int(self._batches.ranks[stage].meetings.end_ns[number])
             if over >= self._moments[batch, stage, _ISSUED]:
                 event = self._meeting_of[stage][number]
-        yield from self._pieces(event, batch, begin, end)
+        yield from self._pieces(event, begin, end)
 
-    def held(self, stage: int, batch: int, begin: int, end: int) -> Iterator[Piece]:
+    def held(self, stage: int, begin: int, end: int) -> Iterator[Piece]:
         """Say what held a kernel of a pass up until `end`: the launch, or a broadcast before it."""
         number = self._ended_at(stage, end)
         if number is None:
-            yield Piece(begin, end, "host", stage, batch)
+            yield Piece(begin, end, RootKind.HOST, stage)
         else:
-            for piece in self._pieces(self._meeting_of[stage][number], batch, begin, end):
-                yield piece._replace(behind=True)
+            for piece in self._pieces(self._meeting_of[stage][number], begin, end):
+                yield piece._replace(queued=True)
 
-    def _pieces(self, event: int, batch: int, begin: int, end: int) -> Iterator[Piece]:
-        """Yield what a wait for an event comes down to, in order of time."""
-        of_batches = len(self._batches) * self.stages * _MOMENTS
-        way: list[Piece] = []
-        behind = False
-        for stretch in self._happened.way_back(event, begin, end):
-            # From a broadcast on, earlier ones stand behind it.
-            behind |= max(stretch.event, stretch.waiting) >= of_batches
-            pieces = [*self._of(stretch, batch)]
-            way += [piece._replace(behind=behind) for piece in reversed(pieces)]
-        yield from reversed(way)
+    def _pieces(self, event: int, begin: int, end: int) -> Iterator[Piece]:
+        return follow(self._happened, (event, begin, end), self._of, self._stands_behind)
 
-    def _of(self, stretch: Stretch, waiting_batch: int) -> Iterator[Piece]:
+    def _stands_behind(self, stretch: Stretch) -> bool:
+        """Tell a collective, and what waits for one: from it on, earlier ones stand behind it."""
+        return max(stretch.event, stretch.waiting) >= self._of_batches
+
+    def _of(self, stretch: Stretch) -> Iterator[Piece]:
         """Say what went on while all that an event needs was there."""
         event, _, begin, end = stretch
-        of_batches = len(self._batches) * self.stages * _MOMENTS
         if event < 0:
-            yield Piece(begin, end, "", 0, waiting_batch)
+            yield Piece(begin, end, RootKind.NOTHING, -1)
             return
-        if event >= of_batches:
-            came, stage = divmod(self._late[event - of_batches], self.stages)
-            yield Piece(begin, end, "host" if came else "back", stage, waiting_batch)
+        if event >= self._of_batches:
+            came, stage = divmod(self._late[event - self._of_batches], self.stages)
+            yield Piece(begin, end, RootKind.HOST if came else RootKind.WAY_BACK, stage)
             return
         row, moment = divmod(event, _MOMENTS)
         batch, stage = divmod(row, self.stages)
         if moment == _OUT and not stage:
             yield from self._way_back(batch, begin, end)
         elif moment == _END:
-            yield Piece(begin, end, "pass", stage, batch)
-        elif moment == _THERE:
-            known = self._moments[batch, stage, _SENT] != UNSEEN
-            yield Piece(begin, end, "wire" if known else "", stage, batch)
+            yield Piece(begin, end, RootKind.PASS, row)
+        elif moment != _THERE:
+            yield Piece(begin, end, RootKind.HOST, stage - (moment in {_OUT, _SENT}))
+        elif self._moments[batch, stage, _SENT] == UNSEEN:
+            yield Piece(begin, end, RootKind.NOTHING, -1)
         else:
-            yield Piece(begin, end, "host", stage - (moment in {_OUT, _SENT}), batch)
+            yield Piece(begin, end, RootKind.MESSAGE, stage)
 
     def _way_back(self, batch: int, begin: int, end: int) -> Iterator[Piece]:
         """Say why a scheduler has not sent a batch out, though its slot is free."""
@@ -145,11 +129,12 @@ class Waits:
         if self._usual_back and end - free > _IDLE_TIMES * self._usual_back:
             usual = min(end, max(begin, free + self._usual_back))
             if begin < usual:
-                yield Piece(begin, usual, "back", 0, batch)
+                yield Piece(begin, usual, RootKind.WAY_BACK, 0)
             if usual < end:
-                yield Piece(usual, end, "idle", 0, batch)
+                yield Piece(usual, end, RootKind.NO_WORK, 0)
         else:
-            yield Piece(begin, end, "back" if left > before else "host", 0, batch)
+            kind = RootKind.WAY_BACK if left > before else RootKind.HOST
+            yield Piece(begin, end, kind, 0)
 
     def _event(self, batch: int, stage: int, moment: int) -> int:
         return (batch * self.stages + stage) * _MOMENTS + moment
@@ -163,6 +148,8 @@ class Waits:
     def _build(self) -> tuple[Happened, list[list[int]]]:
         """Lay out all moments as events, and what each waits for."""
         self._moments = _moments_of(self._batches)
+        self._of_batches = self._moments.size
+        """Events before it are of batches, others of collectives."""
         batches, stages = len(self._batches), self.stages
         events = np.arange(self._moments.size).reshape(self._moments.shape)
         pairs: list[tuple[int, int]] = []

@@ -784,14 +784,12 @@ def _with_turns(
 def _meet(chain: Chain, ranks: Sequence[RankRecord], offset_ns: Mapping[int, int]) -> Meetings:
     """Match the collectives among ranks of different stages of a pipeline."""
     seen: dict[str, dict[int, Attendance]] = {}
-    sizes: dict[str, int] = {}
     for rank in ranks:
         for number, group in enumerate(rank.trace.groups):
             if crosses_stages(group, chain.ranks):
                 attendance = attend(rank.trace, number, offset_ns[rank.rank])
                 seen.setdefault(group.name, {})[rank.rank] = attendance
-                sizes[group.name] = len(group.ranks) or len(chain.ranks)
-    return join_meetings([meet(members, sizes[name]) for name, members in seen.items()])
+    return join_meetings([meet(members) for members in seen.values()])
 
 
 def _divide(chain: Chain, ranks: Sequence[RankRecord]) -> Parallelism:

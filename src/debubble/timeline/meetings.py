@@ -81,8 +81,8 @@ def attend(trace: RankTrace, group: int, offset_ns: int) -> Attendance:
     )
 
 
-def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
-    """Match the collectives of one group, of `size` members, and say when the last of each came.
+def meet(members: Mapping[int, Attendance]) -> Meetings:
+    """Match the collectives of one group, and say when the last member of each came.
 
     Captures begin at different ones. Sizes must agree, and members leave at about the same time.
     """
@@ -99,7 +99,6 @@ def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
         held = slice(shifts[rank] - first, shifts[rank] - first + len(members[rank].start_ns))
         start[row, held], end[row, held] = members[rank].start_ns, members[rank].end_ns
     there = end > np.iinfo(np.int64).min
-    whole = there.sum(axis=0) == size
     parts = []
     for row, rank in enumerate(ranks):
         at = np.flatnonzero(there[row])
@@ -113,7 +112,6 @@ def meet(members: Mapping[int, Attendance], size: int) -> Meetings:
                 end_ns=end[row, at],
                 arrived_ns=came.max(axis=0),
                 late=np.where(late == row, UNKNOWN, np.array(ranks)[late]).astype(np.int32),
-                whole=whole[at],
             )
         )
     return join_meetings(parts)
@@ -150,7 +148,7 @@ def meet_in_stages(timeline: Timeline, traces: Iterable[RankTrace]) -> Timeline:
             rank: one.shifted(-int(np.median(offsets[rank])) if len(offsets[rank]) else 0)
             for rank, one in members.items()
         }
-        met = meet(laid, len(ranks))
+        met = meet(laid)
         for rank, one in members.items():
             mine = met.where(met.rank == rank)
             back = (one.start_ns[0] - mine.start_ns[0]) if len(mine) else 0

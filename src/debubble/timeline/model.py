@@ -190,7 +190,7 @@ class Columns:
     """Arrays of one length; those called `_ns` are moments, but for two."""
 
     def __len__(self) -> int:
-        return len(next(iter(self._arrays().values())))
+        return len(next(iter(self.arrays().values())))
 
     @classmethod
     def no_rows(cls) -> Self:
@@ -198,19 +198,20 @@ class Columns:
         types = {column.name: _TYPES.get(str(column.type), np.int64) for column in fields(cls)}
         return cls(**{name: np.zeros(0, dtype=dtype) for name, dtype in types.items()})
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the columns alone, by name."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
         return {name: col for name, col in columns.items() if isinstance(col, np.ndarray)}
 
     def where(self, kept: Flags | I64) -> Self:
         """Return a part of the rows."""
-        return replace(self, **{name: column[kept] for name, column in self._arrays().items()})
+        return replace(self, **{name: column[kept] for name, column in self.arrays().items()})
 
     def shifted(self, offset_ns: int) -> Self:
         """Return them on a clock that is ahead by so much."""
         moments = {
             name: column + offset_ns
-            for name, column in self._arrays().items()
+            for name, column in self.arrays().items()
             if name.endswith("_ns") and name not in _LENGTHS
         }
         return replace(self, **moments)
@@ -289,12 +290,11 @@ _Columns = TypeVar("_Columns", bound=Columns)
 
 def join_columns(parts: Sequence[_Columns], *, by: str) -> _Columns:
     """Put the rows of several tables into one, sorted by a column."""
-    columns = {
-        column.name: np.concatenate([getattr(part, column.name) for part in parts])
-        for column in fields(parts[0])
-    }
+    arrays = [part.arrays() for part in parts]
+    columns = {name: np.concatenate([part[name] for part in arrays]) for name in arrays[0]}
     order = np.argsort(columns[by], kind="stable")
-    return type(parts[0])(**{name: column[order] for name, column in columns.items()})
+    ordered: dict[str, Any] = {name: column[order] for name, column in columns.items()}
+    return replace(parts[0], **ordered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,8 +493,6 @@ class Meetings(Columns):
     """When the last member that it waited for came: from then on it is its own time."""
     late: I32
     """Which rank that was; -1 where it is the rank itself."""
-    whole: Flags
-    """All members were captured; else the last may have come later, up to the end."""
 
     @property
     def waits(self) -> Intervals:

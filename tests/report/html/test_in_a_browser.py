@@ -12,7 +12,6 @@ import pytest
 from support.services.console import type_command
 from support.traces.recordings import H200
 
-from debubble.ledger.ledger import list_waits
 from debubble.report.palette import DARK, KINDS, LIGHT
 from debubble.timeline.model import PassKind
 
@@ -143,7 +142,7 @@ def test_a_drag_pans_and_a_drag_with_shift_marks_a_stretch(page):
 
 def test_pointing_at_a_wait_says_who_was_waited_for(page, recorded):
     step = recorded.ledger.steps[0]
-    waits = [one for one in list_waits(recorded.ledger) if one.step == step.number]
+    waits = [one for one in recorded.ledger.waits if one.step == step.number]
     longest = max(
         (one for one in waits if one.waits_for), key=lambda one: one.end_ns - one.start_ns
     )

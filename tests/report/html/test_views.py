@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from support.timelines.engine_runs import timeline_of
 
+from debubble.ledger.account import Wait
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.ledger.ledger import Wait, build_ledger
+from debubble.ledger.ledger import build_ledger
 from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
 from debubble.report.html.views import PipelineView, tick_for, views_of
@@ -117,7 +118,7 @@ def test_each_of_very_many_waits_names_whom_it_is_for(recorded, monkeypatch):
         )
         for number in range(70_000)
     ]
-    monkeypatch.setattr("debubble.report.html.views.list_waits", lambda _: many)
+    monkeypatch.setattr("debubble.ledger.account.Accounts.waits", many)
     waits = views_of(recorded, most_bytes=1)[0][0]["waits"]
     named = [waits["names"][whom] for whom in opened(waits["whom"], "u4")]
     assert named == [wait.waits_for for wait in many]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from debubble.analysis import Analysis
-from debubble.ledger.account import find_culprits
+from debubble.ledger.account import Accounts, find_culprits
 from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import MATTERS, Ledger
 from debubble.ledger.savings import HEAD_OF_LINE
@@ -17,7 +17,7 @@ from debubble.measure.worth import Rates, Worth
 from debubble.report.answers.base import Part
 from debubble.report.answers.change import describe, say_gain
 from debubble.report.answers.microbatches import answer_more_microbatches
-from debubble.serving.account import StreamAccount, StreamSaving
+from debubble.serving.account import StreamAccount
 from debubble.timeline.meetings import LateRank, latest_in_collectives
 from debubble.timeline.steps import numbered
 from debubble.units import (
@@ -175,19 +175,15 @@ class BottleneckPart(Part, frozen=True, kw_only=True):
     sentence: str
 
 
-def answer_account(account: Ledger | StreamAccount) -> AccountPart:
+def answer_account(account: Accounts) -> AccountPart:
     """Return where the time went."""
     worst = {culprit.cause: culprit for culprit in reversed(account.culprits)}
-    ledger = account if isinstance(account, Ledger) else None
-    if isinstance(account, Ledger):
-        ranks, total_ns = account.ranks, account.total_ns
-    else:
-        ranks = account.batches.ranks
-        total_ns = len(ranks) * account.length_ns
+    steps = [each.roots.step for each in account.accounts]
+    in_steps = None not in steps
     return AccountPart(
-        total_s=total_ns / NS_PER_S,
-        steps=[step.number for step in ledger.steps] if ledger else [],
-        middle_steps=[ledger.steps[row].number for row in ledger.middle] if ledger else [],
+        total_s=account.total_ns / NS_PER_S,
+        steps=[step for step in steps if step is not None],
+        middle_steps=[step for row in account.middle if (step := steps[row]) is not None],
         causes=_in_seconds(account.causes()),
         shares={str(cause): share for cause, share in account.shares().items()},
         culprits=[WaitedFor.of(culprit) for culprit in worst.values()],
@@ -196,21 +192,19 @@ def answer_account(account: Ledger | StreamAccount) -> AccountPart:
                 rank,
                 causes=_in_seconds(account.causes(rank_index)),
                 shares={str(cause): share for cause, share in account.shares(rank_index).items()},
-                culprits=_culprits_of(ledger, rank_index) if ledger else [],
+                culprits=_culprits_of(account, rank_index),
             )
-            for rank_index, rank in enumerate(ranks)
+            for rank_index, rank in enumerate(account.ranks)
         ],
         late_in_collectives=[
-            late for rank in ranks if ledger and (late := latest_in_collectives(rank))
+            late for rank in account.ranks if in_steps and (late := latest_in_collectives(rank))
         ],
     )
 
 
-def _culprits_of(ledger: Ledger, rank_index: int) -> list[WaitedFor]:
+def _culprits_of(account: Accounts, rank_index: int) -> list[WaitedFor]:
     """Return whom a rank waited for most."""
-    found = find_culprits(
-        ledger.steps, ledger.accounts, ledger.ranks, waiter=rank_index, most=_CULPRITS_A_RANK
-    )
+    found = find_culprits(account.accounts, account.ranks, waiter=rank_index, most=_CULPRITS_A_RANK)
     return [WaitedFor.of(culprit) for culprit in found]
 
 
@@ -219,9 +213,7 @@ def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
     return {str(cause): length / NS_PER_S for cause, length in causes.items()}
 
 
-def answer_savings(
-    account: Ledger | StreamAccount, step_ns: int | None, rates: Rates | None
-) -> list[SavingPart]:
+def answer_savings(account: Accounts, step_ns: int | None, rates: Rates | None) -> list[SavingPart]:
     """Return what removing each cause would buy, in the order of what it buys, and its worth.
 
     That is of whole steps where these are known, else of batches.
@@ -230,13 +222,7 @@ def answer_savings(
     for saving in account.savings:
         share = saving.saved_ns / step_ns if step_ns else saving.saved_fraction
         worth = rates.worth_of(share) if rates else None
-        if isinstance(saving, StreamSaving):
-            latency_s = saving.turn_ns / NS_PER_S
-            causes = [str(saving.cause)]
-            part = SavingPart.of(saving, causes=causes, batch_latency_s=latency_s, worth=worth)
-        else:
-            part = SavingPart.of(saving, worth=worth)
-        parts.append(part)
+        parts.append(SavingPart.of(saving, worth=worth))
     return parts
 
 

@@ -7,11 +7,12 @@ from typing import ClassVar
 import numpy as np
 
 from debubble.analysis import Analysis
-from debubble.ledger.causes import Cause
+from debubble.ledger.causes import CAUSE_OF, Cause
 from debubble.ledger.ledger import MATTERS
+from debubble.ledger.savings import Saving
 from debubble.report.answers.base import Part
 from debubble.report.answers.ledger import NamedCause
-from debubble.serving.account import StreamAccount, StreamSaving
+from debubble.serving.account import StreamAccount
 from debubble.serving.hosts import measure_hosts
 from debubble.serving.model import WITHOUT_PROFILER
 from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_times
@@ -151,66 +152,69 @@ def answer_stream_causes(analysis: Analysis) -> list[NamedCause]:
     notes = analysis.server_notes
     overhead = notes is not None and notes.slowdown is not None
 
-    def weight(saving: StreamSaving) -> float:
+    def weight(saving: Saving) -> float:
         # What the profiler may have made counts as little as quick hosts leave of it, unless the
         # server tells what it costs.
-        unsure = saving.inflated and not overhead
+        unsure = saving.cause == Cause.HOST and not overhead
         return saving.saved_ns / (WITHOUT_PROFILER if unsure else 1.0)
 
-    savings = sorted(account.savings, key=weight, reverse=True)
-    names = [rank.rank for rank in account.batches.ranks]
-    return [
-        NamedCause.of(
-            saving,
-            saved_s=saving.saved_ns / NS_PER_S,
-            rank=None if saving.culprit is None else names[saving.culprit],
-            stage=saving.culprit,
-            culprit_saved_s=None,
-            sentence=_say(analysis, account, saving),
+    shares, names = account.shares(), [rank.rank for rank in account.ranks]
+    named = []
+    for saving in sorted(account.savings, key=weight, reverse=True):
+        cause = CAUSE_OF[saving.cause]
+        if saving.saved_fraction < noise or not shares[cause]:
+            continue
+        stage, slow = account.whose.get(cause), account.slow if cause is Cause.SLOW_LINK else ()
+        named.append(
+            NamedCause(
+                cause=saving.cause,
+                rank=None if stage is None else names[stage],
+                stage=stage,
+                hop=names[slow[0] - 1 : slow[0] + 1] if slow else None,
+                saved_s=saving.saved_ns / NS_PER_S,
+                culprit_saved_s=None,
+                sentence=_say(analysis, account, saving, stage),
+            )
         )
-        for saving in savings
-        if saving.saved_fraction >= noise and account.shares()[saving.cause] > 0
-    ]
+    return named
 
 
-def _say(analysis: Analysis, account: StreamAccount, saving: StreamSaving) -> str:
+def _say(analysis: Analysis, account: StreamAccount, saving: Saving, stage: int | None) -> str:
     """Say a cause of a stream, whose it is, and what putting it right would buy."""
-    buys = (
-        f"{show_duration(round(saving.saved_ns))} a batch ({show_percent(saving.saved_fraction)})"
-    )
-    about, batches = saving.cause.about, account.batches
-    stage, rank = saving.culprit, None
+    buys = f"{show_duration(saving.saved_ns)} a batch ({show_percent(saving.saved_fraction)})"
+    cause, batches = CAUSE_OF[saving.cause], account.batches
+    about, rank = cause.about, None
     if stage is not None:
         rank = batches.ranks[stage].rank
-    if saving.cause is Cause.HOST:
+    if cause is Cause.HOST:
         return _say_host(analysis, account, rank, buys)
-    if saving.cause is Cause.IMBALANCE and stage is not None:
+    if cause is Cause.IMBALANCE and stage is not None:
         takes = max(part.pass_s[stage] / np.mean(part.pass_s) for part in analysis.phases)
         who = f"stage {stage} on rank {rank} takes {show_times(float(takes))} the average stage"
         layers = analysis.layers_of(stage)
         who += f" ({layers} layers)" if layers is not None else ""
-    elif saving.cause is Cause.TOKEN_BROADCAST:
+    elif cause is Cause.TOKEN_BROADCAST:
         who = about.blames + _of_longest(analysis, stage)
-    elif saving.cause is Cause.NO_WORK:
+    elif cause is Cause.NO_WORK:
         who = (
             f"{counted(batches.requests, 'request')} cannot fill "
             f"{counted(batches.stages, 'stage')}: "
             f"{show_percent(batches.stream.empty_turns)} of the scheduler's turns are empty"
         )
-    elif saving.cause is Cause.IN_FLIGHT:
+    elif cause is Cause.IN_FLIGHT:
         who = f"{about.blames} ({batches.in_flight})"
-    elif saving.cause is Cause.UNEVEN:
+    elif cause is Cause.UNEVEN:
         sizes = ", ".join(
             f"{part.phase} {show_duration(round(max(part.pass_s) * NS_PER_S))} a stage"
             for part in analysis.phases
         )
         who = f"{about.blames} ({sizes})"
-    elif saving.cause is Cause.SLOW_LINK and saving.hop is not None:
-        who = f"hop {saving.hop[0]} → {saving.hop[1]} is slower than its peers"
+    elif cause is Cause.SLOW_LINK:
+        slow = account.slow[0]
+        hop = f"hop {batches.ranks[slow - 1].rank} → {batches.ranks[slow].rank}"
+        who = f"{hop} is slower than its peers"
     else:
-        most = next(
-            (culprit for culprit in account.culprits if culprit.cause is saving.cause), None
-        )
+        most = next((culprit for culprit in account.culprits if culprit.cause is cause), None)
         hop = f"hop {most.hop[0]} → {most.hop[1]}" if most and most.hop else "some hop"
         who = about.blames.format(rank=rank, hop=hop, setting="")
     return f"{who}; {about.remedied}: saves {buys}"

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from debubble.ledger.causes import Cause
-from debubble.ledger.ledger import Saving
-from debubble.ledger.savings import ALL
+from debubble.ledger.savings import ALL, Saving
 from debubble.links.hop_times import Hop
 from debubble.report.answers.ledger import say_remedy
 from debubble.report.markup import rect, safe, svg, text
 from debubble.report.palette import KINDS, Look
 from debubble.report.text import WORDS, Table
-from debubble.serving.account import StreamSaving
 from debubble.units import show_duration, show_share
 
 # As wide as a page; narrower windows shrink it.
@@ -63,7 +61,7 @@ def _largest(shares: dict[Cause, float]) -> str:
     return " · ".join([f"compute {show_share(shares[Cause.COMPUTE])}", *named])
 
 
-def saving_bars(savings: Sequence[Saving | StreamSaving]) -> str:
+def saving_bars(savings: Sequence[Saving]) -> str:
     """Draw what a batch would save without each cause; time in a cause is not time one gets."""
     kept = [saving for saving in savings if saving.saved_ns > 0 and saving.cause != ALL]
     if not kept:

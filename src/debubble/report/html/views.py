@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from debubble.analysis import Analysis
+from debubble.ledger.account import Wait
 from debubble.ledger.causes import NUMBER_OF
-from debubble.ledger.ledger import Ledger, Wait, list_waits
+from debubble.ledger.ledger import Ledger
 from debubble.serving.account import StreamAccount
 from debubble.simulate.program import Times
 from debubble.timeline.figures import PipelineFigures
@@ -85,9 +86,8 @@ def views_of(shown: PipelineView, most_bytes: int = MOST_BYTES) -> tuple[list[Vi
     views: list[View] = []
     steps = _steps(shown)
     used = 0
-    waits = list_waits(shown.ledger) if shown.ledger else ()
-    if shown.stream is not None:
-        waits = shown.stream.waits
+    accounted = shown.ledger or shown.stream
+    waits = accounted.waits if accounted else ()
     for step in steps:
         view = _view(shown, step, [wait for wait in waits if wait.step == step])
         used += sum(map(len, _texts(view)))
