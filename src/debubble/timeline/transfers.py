@@ -528,12 +528,6 @@ class RingPlace:
     target: int
 
 
-def name_peers(traces: Sequence[RankTrace]) -> tuple[tuple[RankTrace, ...], tuple[Gap, ...]]:
-    """Fill in the global rank of every peer whose group can be told; report where none can."""
-    members, gaps = choose_groups(traces)
-    return tuple(translate_peers(trace, members.get(rank_of(trace))) for trace in traces), gaps
-
-
 def choose_groups(
     traces: Sequence[RankTrace],
 ) -> tuple[dict[int, tuple[int, ...]], tuple[Gap, ...]]:
