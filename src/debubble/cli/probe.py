@@ -208,7 +208,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         files = _write_tables(pipelines, usual, Path(tables), force=force)
         written += files
         split = ",".join(map(str, usual.split or ()))
-        following = f"debubble plan {files[-1]} --also {files[0]} --layers {split}"
+        following = f"debubble plan {files[-1]} --layers {split}"
     limit = None if limit_bytes is None else float(limit_bytes)
     answer = answer_probe(pipelines, numbers, limit_bytes=limit, written=written)
     print_answer(probe_page(answer, manners.hint(following)), answer, manners)

@@ -7,7 +7,6 @@ from support.timelines.engine_runs import planned_run
 
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
-from debubble.plan.request import Planned
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.html.plan import plan_report, views_of_plan
 from debubble.report.html.views import PipelineView
@@ -25,7 +24,7 @@ def test_both_steps_are_drawn_on_the_basis_of_the_plan_and_last_as_it_says(trace
     plan = make_plan(baseline, timeline)
     shown = PipelineView(timeline=timeline, figures=measure_pipeline(timeline, 0), ledger=None)
     compared = views_of_plan(plan, shown, traced)
-    answer = answer_of_plan(Planned(plan=plan))
+    answer = answer_of_plan(plan)
     report = plan_report(answer, shown, compared, plan_page(answer), "traces")
     board = report.boards[0]
     assert [slot.title for slot in board.slots] == [now, "planned"]

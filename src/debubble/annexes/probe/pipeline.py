@@ -22,11 +22,7 @@ from debubble.plan.change import Change
 from debubble.plan.split import best_split
 from debubble.simulate.communication import usual_communication
 from debubble.simulate.costs.passes import PassModel
-from debubble.simulate.costs.wire_pools import (
-    STALLS_FROM,
-    WirePools,
-    no_messages,
-)
+from debubble.simulate.costs.wire_pools import STALLS_FROM, WirePools
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.predict import mean_lengths
 from debubble.simulate.program import Program, Times
@@ -424,11 +420,9 @@ class Pipelines:
                 )
                 for kind, ns in took.items()
             },
-            activity={},
             beside=BESIDE if probe.copies > 1 else 0.0,
             tells_beside=False,
-            shares={},
-            growth={},
+            stays={},
         )
         wires = WirePools(
             both_ways=one_way * wire.both_ways,
@@ -441,7 +435,6 @@ class Pipelines:
             message_bytes=round(costs.message_bytes),
             buffers=True,
             assumed=(),
-            messages=no_messages(),
             slow={},
         )
         source = Source(

@@ -39,23 +39,20 @@ class JobTrials:
         return self.readings[run.number]
 
     def look(self, standing: Standing) -> Prospects:
-        """Plan from the best run so far, and from another beside it."""
+        """Plan from the best run so far."""
         first = standing.first
         if first is None:
             return Prospects(tries=(), untellable=(), refused=())
         source = standing.source or first
-        # A run of another setting beside it tells more: the first, else the last one.
-        others = [run for run in (*standing.measured, first) if run.setting != source.setting]
         try:
-            beside = self.read(others[-1]) if others else None
-            return look_ahead(standing, source, self.read(source), beside, self.scope)
+            return look_ahead(standing, source, self.read(source), self.scope)
         except UsageError as error:
             if source is first:
                 raise TuneError(
                     f"nothing can be planned from the first run: {error}",
                     hint="say what it runs: --now schedule=1f1b, --now split=4,4,4,4",
                 ) from error
-            return look_ahead(standing, first, self.read(first), None, self.scope)
+            return look_ahead(standing, first, self.read(first), self.scope)
 
     def run(
         self, chosen: Next, standing: Standing, budget: Budget, *, number: int, token: str

@@ -14,12 +14,11 @@ from debubble.analysis import Analysis
 from debubble.annexes.tune.journal import Expectation, Run
 from debubble.annexes.tune.setting import Setting
 from debubble.annexes.tune.trial import Kind
-from debubble.errors import UsageError
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison, Verdict
 from debubble.measure.measurement import join_measurements
 from debubble.measure.prediction import NEARLY, Prediction, growth_of
-from debubble.plan.baseline import AlsoRun, Baseline, stages_of
+from debubble.plan.baseline import Baseline, stages_of
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.lever import OrderSearch, Permissions, Refusal
 from debubble.plan.levers.microbatches import MOST_A_RANK
@@ -233,11 +232,15 @@ class Prospects:
     """The best with a larger batch, which changes training and is not tried untold."""
 
 
-def look_ahead(
-    standing: Standing, source: Run, reading: Analysis, other: Analysis | None, scope: Scope
-) -> Prospects:
-    """Fit costs to a run, and to another beside it, and plan from there."""
-    baseline = _fit(source.setting, reading, other, scope)
+def look_ahead(standing: Standing, source: Run, reading: Analysis, scope: Scope) -> Prospects:
+    """Fit costs to a run, and plan from there."""
+    baseline = reading.baseline(
+        Stated(
+            layers=source.setting.split if reading.measurement.split is None else None,
+            limit_bytes=scope.limit_bytes,
+            schedule=source.setting.schedule,
+        )
+    )
     # The plan's own bound, by the first setting: it must not move with what was tried.
     count = standing.now.microbatches or baseline.source.microbatches
     most = scope.most_microbatches or max(MOST_A_RANK * len(baseline.ranks), 2 * count)
@@ -270,21 +273,6 @@ def look_ahead(
         refused=plan.refused,
         larger=next(filter(plan.changes_training, plan.recommended), None),
     )
-
-
-def _fit(setting: Setting, reading: Analysis, other: Analysis | None, scope: Scope) -> Baseline:
-    layers = setting.split if reading.measurement.split is None else None
-    also = None
-    if other is not None:
-        also = AlsoRun(timeline=other.timeline, figures=other.pipeline)
-
-    stated = Stated(layers=layers, limit_bytes=scope.limit_bytes, schedule=setting.schedule)
-    try:
-        return reading.baseline(stated, also)
-    except UsageError:
-        if also is None:
-            raise
-        return reading.baseline(stated)  # the other run cannot be laid beside this one
 
 
 def _tries(standing: Standing, source: Run, plan: Plan, scope: Scope) -> Iterator[Prospect]:

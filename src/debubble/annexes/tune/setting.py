@@ -94,7 +94,6 @@ class Setting:
             for value in (
                 change.recompute,
                 change.recompute_stages,
-                change.defer_receives,
                 change.by_hand,
             )
         ):
