@@ -301,6 +301,7 @@ class Analysis:
             cache=request.cache,
             allowed=Permissions(
                 framework=None if framework == ANY else framework,
+                barred=request.barred,
                 hold=request.hold,
                 empty_ends=True,
             ),

@@ -151,6 +151,8 @@ class PlanRequest:
     """The framework that must be able to run all options: else its own; `ANY` lifts that."""
     search: OrderSearch | None = None
     """Look for an order that has no name, too."""
+    barred: frozenset[str] = frozenset()
+    """Levers that may not be used, by their keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,7 @@ def test_both_steps_are_drawn_on_the_basis_of_the_plan_and_last_as_it_says(trace
 
 def test_where_nothing_is_to_be_done_nothing_is_drawn():
     run = planned_run("forward-only", 2, 64, split=(4, 4))
-    plan = make_plan(*run, allowed=Permissions(microbatches=False, schedules=frozenset()))
+    plan = make_plan(*run, allowed=Permissions(barred=frozenset({"microbatches", "schedule"})))
     assert plan.best is None
     shown = PipelineView(timeline=run[1], figures=measure_pipeline(run[1], 0), ledger=None)
     assert views_of_plan(plan, shown, Basis.PROFILED) == ()
