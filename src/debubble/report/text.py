@@ -276,7 +276,8 @@ def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
     What does not fit then goes below, with the first column again: a figure, or a path, is only
     broken where it is longer than a line.
     """
-    whole, least = [], []
+    whole: list[int] = []
+    least: list[int] = []
     for name, *column in zip(table.columns, *table.rows, strict=True):
         cells = list(map(printable, column))
         parts = [part for cell in cells for part in _BETWEEN_WORDS.split(cell)]
