@@ -84,8 +84,8 @@ def _is_trace(file: str, limits: Limits) -> bool:
 def _kind_of(file: str, limits: Limits) -> str | None:
     """Tell a log of a link test, and what a hop test wrote, from all else."""
     from debubble.links.live import is_measured
-    from debubble.links.logs.messages import is_of_recorder
     from debubble.links.logs.read import load_json, looks_like_log
+    from debubble.links.logs.recorders import is_of_recorder
 
     try:
         start = Source(file, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
@@ -285,29 +285,23 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
 
 
 def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
-    from debubble.links.logs.pairs import doubts_about, pairs_in
+    from debubble.links.logs.hops import hops_in
     from debubble.links.logs.read import read_log, read_text
     from debubble.report.answers.link_tests import answer_logs
     from debubble.report.link_tests import logs_page
 
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
-    ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
-    pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
-    gaps = doubts_about(logs)
+    ranks = sorted({rank for log in logs for rank in log.ranks})
+    hops = hops_in(logs, classes=_classes_of(known, ranks), history=known.history)
+    gaps = [gap for log in logs for gap in log.doubts]
+    answer = answer_logs(logs, hops, gaps)
     return _Answer(
-        page=logs_page(logs, pairs, gaps, "torchrun … -m debubble.links"),
-        data=answer_logs(logs, pairs, gaps),
+        page=logs_page(logs, hops, gaps, "torchrun … -m debubble.links"),
+        data=answer,
         gaps=gaps,
-        rates={
-            hop: result.bytes_per_s for result in pairs for hop in (result.pair, result.pair[::-1])
-        },
-        slow=[
-            hop
-            for result in pairs
-            if result.judgement.slow
-            for hop in (result.pair, result.pair[::-1])
-        ],
-        verdicts=[result.judgement.verdict for result in pairs],
+        rates={(hop.from_rank, hop.to_rank): hop.bytes_per_s for hop in answer.hops},
+        slow=[(hop.from_rank, hop.to_rank) for hop in answer.hops if hop.verdict == "slow"],
+        verdicts=[hop.judgement.verdict for hop in hops],
     )
 
 
