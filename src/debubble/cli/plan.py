@@ -204,11 +204,11 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     hint = "" if framework else manners.hint(following)
     page = server_plan_page(answer, hint, details=manners.details)
     if report_path is not None:
-        from debubble.report.html.plan import server_plan_report
+        from debubble.report.html.reports import timeline_report
         from debubble.report.html.views import pipelines_shown
 
         whole = server_plan_page(answer, hint)
-        report = server_plan_report(answer, pipelines_shown(run), whole, words)
+        report = timeline_report("plan", pipelines_shown(run), whole, words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
@@ -370,14 +370,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         page.notes.append(kept_as)
         whole.notes.append(kept_as)
     if report_path is not None:
-        from debubble.report.html.plan import plan_report, views_of_plan
-        from debubble.report.html.views import PipelineView
+        from debubble.report.html.reports import plan_report
 
-        shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
-        whole = replace(whole, lines=written)
-        compared = views_of_plan(planned.plan, shown, run.basis.traced)
-        report = plan_report(answer, shown, compared, whole, words)
+        report = plan_report(run, planned.plan, replace(whole, lines=written), words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
