@@ -7,7 +7,6 @@ them cannot disagree. Left of it nothing is put into words, right of it nothing 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -414,14 +413,3 @@ def analyse_found(
     """Read a run that was found, and measure what is asked about."""
     question = question or Question()
     return Analysis(survey_run(found, question, means), wires, question.step)
-
-
-def analyse_served(found: RunFiles, in_flight: int | None, means: Means | None = None) -> Analysis:
-    """Read a server that may be known to keep so many batches in flight, or what else it is.
-
-    It keeps fewer where it has less to do: then its captures are believed.
-    """
-    if in_flight is not None:
-        with suppress(UsageError):
-            return analyse_found(found, Question(in_flight=in_flight), means)
-    return analyse_found(found, means=means)

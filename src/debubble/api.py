@@ -69,7 +69,6 @@ def analyse(  # noqa: PLR0913 (one argument a question)
     step: int | None = None,
     schedule: str | None = None,
     chunks: int | None = None,
-    in_flight: int | None = None,
     classes: Sequence[str] = (),
     topologies: Sequence[str] = (),
     history: Sequence[str] = (),
@@ -78,8 +77,7 @@ def analyse(  # noqa: PLR0913 (one argument a question)
 ) -> Analysis:
     """Read one run; its facts are worked out when they are asked for, each once.
 
-    What traces do not tell can be said: the `schedule` that ran, with `chunks` a rank; of a server
-    how many batches it keeps `in_flight`.
+    What traces do not tell can be said: the `schedule` that ran, with `chunks` a rank.
     """
     places = [paths] if isinstance(paths, str | PathLike) else list(paths)
     words = [fspath(place) for place in places]
@@ -99,7 +97,6 @@ def analyse(  # noqa: PLR0913 (one argument a question)
         pipeline=pipeline,
         step=step,
         statement=None if schedule is None else state_schedule(schedule, chunks),
-        in_flight=in_flight,
     )
     wires = Wires(classes=classes, topologies=topologies, history=read_history(history))
     return analyse_found(found, question, means, wires)

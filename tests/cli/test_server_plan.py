@@ -48,23 +48,11 @@ def test_simulate_takes_a_mix_of_lengths_and_a_cache(ask):
     assert option["verdict"] == "refused"
 
 
-@pytest.mark.parametrize("words", [("find",), ("plan",), ("simulate", "--in-flight", "2")])
-def test_what_is_stated_of_the_number_in_flight_is_held_against_the_capture(ask, words):
-    verb, *more = words
-    code, _, err = ask(verb, DATA / "u3337", *more, "--in-flight-measured", "4")
-    assert code == 0, err
-    code, _, err = ask(verb, DATA / "u3337", *more, "--in-flight-measured", "3")
-    assert code == 2
-    assert "3 batches in flight cannot be: the captures show 4 when one enters" in err
-
-
 @pytest.mark.parametrize(
     ("verb", "flag"),
     [
         ("simulate", "--in-flight"),
         ("simulate", "--chunk"),
-        ("find", "--in-flight-measured"),
-        ("plan", "--in-flight-measured"),
     ],
 )
 def test_flags_of_servers_are_refused_for_runs_with_steps(ask, verb, flag):

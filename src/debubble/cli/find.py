@@ -21,7 +21,6 @@ from debubble.cli.options import (
     force_option,
     gathered,
     html_option,
-    in_flight_option,
     input_option,
     limit_option,
     output_option,
@@ -105,7 +104,6 @@ def _place_pictures(
 @input_option(
     "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages per rank in that schedule."
 )
-@in_flight_option
 @limit_option(
     "--fail-over",
     type=parse_share,
@@ -131,7 +129,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     pipeline: int | None,
     schedule: str | None,
     chunks: int | None,
-    in_flight_measured: int | None,
     fail_over: float | None,
     tariff: Tariff,
     pictures: Pictures,
@@ -152,7 +149,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         pipeline=pipeline,
         step=step,
         statement=None if schedule is None else state_schedule(schedule, chunks),
-        in_flight=in_flight_measured,
     )
     words = shlex.join(traces)
     try:

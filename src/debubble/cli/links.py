@@ -81,8 +81,8 @@ def _is_trace(file: str, limits: Limits) -> bool:
 def _kind_of(file: str, limits: Limits) -> str | None:
     """Tell a log of a link test, and what a hop test wrote, from all else."""
     from debubble.links.live import is_measured
-    from debubble.links.logs.messages import is_of_recorder
     from debubble.links.logs.read import load_json, looks_like_log
+    from debubble.links.logs.recorders import is_of_recorder
 
     try:
         start = Source(file, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
@@ -269,21 +269,21 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
 
 
 def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
-    from debubble.links.logs.pairs import doubts_about, pairs_in
+    from debubble.links.logs.hops import hops_in
     from debubble.links.logs.read import read_log, read_text
     from debubble.report.answers.link_tests import answer_logs
     from debubble.report.links import logs_page
 
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
-    ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
-    pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
-    gaps = doubts_about(logs)
-    answer = answer_logs(logs, pairs, gaps)
+    ranks = sorted({rank for log in logs for rank in log.ranks})
+    hops = hops_in(logs, classes=_classes_of(known, ranks), history=known.history)
+    gaps = [gap for log in logs for gap in log.doubts]
+    answer = answer_logs(logs, hops, gaps)
     return _Answer(
         page=logs_page(answer, "torchrun … -m debubble.links"),
         data=answer,
         gaps=gaps,
-        verdicts=[result.judgement.verdict for result in pairs],
+        verdicts=[hop.judgement.verdict for hop in hops],
     )
 
 

@@ -23,7 +23,6 @@ from debubble.cli.options import (
     force_option,
     gathered,
     html_option,
-    in_flight_option,
     input_option,
     output_option,
     pipeline_option,
@@ -267,7 +266,6 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 @also_option
 @_cache_options
 @server_options
-@in_flight_option
 @question_option(
     "--for",
     "planned_for",
@@ -300,7 +298,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     also: str | None,
     cache: Cache | None,
     server: ServerQuestion,
-    in_flight_measured: int | None,
     planned_for: str | None,
     framework: str | None,
     out: str | None,
@@ -333,7 +330,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         manners,
         pipeline=pipeline,
         schedule=stated.schedule,
-        in_flight=in_flight_measured,
     )
     words = shlex.join(traces)
     if run.pipeline.kind == "stream":

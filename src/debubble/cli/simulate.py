@@ -29,7 +29,6 @@ from debubble.cli.options import (
     trace_options,
     typed,
 )
-from debubble.cli.options import in_flight_option as in_flight_measured_option
 from debubble.cli.planning import (
     OF_SERVERS,
     also_option,
@@ -343,7 +342,6 @@ def _read(text: str) -> tuple[float, bool]:
 @pipeline_option
 @by_hand_options
 @server_change_options
-@in_flight_measured_option
 @output_option("--timeline", "draws", is_flag=True, help="Timeline of the step, as text.")
 @trace_options
 @output_options
@@ -356,7 +354,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     pipeline: int | None,
     by_hand: ByHand,
     server: ServerQuestion,
-    in_flight_measured: int | None,
     draws: bool,
     reader: Reader,
     manners: Manners,
@@ -382,7 +379,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         manners,
         pipeline=pipeline,
         schedule=stated.schedule,
-        in_flight=in_flight_measured,
     )
     if run.pipeline.kind == "stream":
         from debubble.report.answers.server_plan import answer_server_simulate

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import msgspec
+from collections.abc import Sequence
 
 from debubble.links.hop_times import Verdict
-from debubble.report.answers.base import flat_row
+from debubble.links.logs.log import Cell
 from debubble.report.answers.link_tests import (
     LiveAnswer,
     LoggedHop,
-    LogPart,
     LogsAnswer,
     MeasuredHop,
 )
@@ -91,7 +87,11 @@ def logs_page(answer: LogsAnswer, next_command: str = "") -> Page:
     page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
     if answer.hops:
         page.tables.append(_tested_table(answer.hops))
-    page.tables += [_log_table(log) for log in answer.logs]
+    for log in answer.logs:
+        title = f"{log.file}: {log.about}" if log.about else log.file
+        table = Table(title=title, columns=tuple(map(_heading, log.columns)))
+        table.rows = [tuple(map(_cell, log.columns, row)) for row in log.rows]
+        page.tables.append(table)
     return page
 
 
@@ -125,39 +125,19 @@ def _tested_table(hops: Sequence[LoggedHop | MeasuredHop]) -> Table:
     return table.without_unknown()
 
 
-# How a figure is written, by the end of its name.
-_UNITS: dict[str, Callable[[Any], str]] = {
-    "bytes_per_s": show_rate,
-    "_s": show_seconds,
-    "bytes": show_bytes,
-}
+_UNITS = {"_bytes_per_s": show_rate, "_bytes": show_bytes, "_s": show_seconds}
+"""How figures are shown, by the end of their column's name."""
 
 
-def _log_table(log: LogPart) -> Table:
-    """Lay out the rows of a log, a column a field; counters that never rose are left out."""
-    data = msgspec.to_builtins(log)
-    program = data.get("recorder") or data.get("test") or data["program"]
-    rates = data.get("bytes_per_s", {})
-    rows = [{"name": name, "bytes_per_s": rate} for name, rate in rates.items()]
-    for listed in data.values():
-        if isinstance(listed, list | tuple):
-            rows += [flat_row(row) for row in listed if row.get("errors", 1)]
-    figures = (item for row in rows for item in row.items() if not isinstance(item[1], bool))
-    names = tuple(dict.fromkeys(name for name, _ in figures))
-    table = Table(columns=tuple(map(_heading, names)), title=f"{data['file']}: {program}")
-    table.rows = [tuple(_cell(name, row.get(name)) for name in names) for row in rows]
-    return table.without_unknown()
+def _heading(column: str) -> str:
+    end = next((unit for unit in _UNITS if column.endswith(unit)), "")
+    return column.removesuffix(end).replace("_", " ")
 
 
-def _heading(name: str) -> str:
-    unit = next((unit for unit in _UNITS if name.endswith(unit)), "")
-    return (name.removesuffix(unit).strip("._") or name).replace("_", " ").replace(".", " ")
-
-
-def _cell(name: str, value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return " ".join(_cell(name, each) for each in value)
-    show = next((show for unit, show in _UNITS.items() if name.endswith(unit)), str)
-    if isinstance(value, float) and show is str:
-        return f"{value:g}"
-    return UNKNOWN if value is None else show(value)
+def _cell(column: str, cell: Cell) -> str:
+    if isinstance(cell, tuple):
+        return " ".join("N/A" if figure is None else f"{figure:g}" for figure in cell)
+    if cell is None:
+        return UNKNOWN
+    show = next((show for unit, show in _UNITS.items() if column.endswith(unit)), None)
+    return show(cell) if show and not isinstance(cell, str) else str(cell)

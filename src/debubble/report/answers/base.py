@@ -171,7 +171,7 @@ class Answer(Part, frozen=True, kw_only=True):
         """Return what of the answer is a table, by name: rows of plain values."""
         every = self.to_dict()
         return {
-            name: [flat_row(row) for row in rows]
+            name: [_flat(row) for row in rows]
             for name, rows in every.items()
             if isinstance(rows, list) and rows and isinstance(rows[0], dict)
         }
@@ -218,12 +218,12 @@ def answer_error(error: DebubbleError) -> ErrorAnswer:
     return ErrorAnswer(error=ErrorPart.of(error, code=code.removesuffix("_in")))
 
 
-def flat_row(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def _flat(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return a row without rows inside: `wire_s.median` is a column."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            flat |= flat_row(value, f"{above}{name}.")
+            flat |= _flat(value, f"{above}{name}.")
         elif not (isinstance(value, list | tuple) and value and isinstance(value[0], dict)):
             flat[f"{above}{name}"] = value
     return flat
