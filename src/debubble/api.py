@@ -40,7 +40,7 @@ from debubble.report.notebook import draw_step
 from debubble.report.scalars import scalars
 from debubble.timeline.fleet.survey import Means, Question
 from debubble.timeline.schedules import state_schedule
-from debubble.trace.digest.content import place_digests
+from debubble.trace.digest import place_digests
 from debubble.trace.engine import LOCAL, Engine
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S

@@ -52,7 +52,7 @@ from debubble.timeline.steps import marks_steps, only_steps
 from debubble.timeline.transfers import rank_of
 from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
 from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run, unreadable
