@@ -38,7 +38,7 @@ def test_a_digest_cut_off_anywhere_is_refused() -> None:
 
 
 def test_a_changed_byte_gives_the_same_trace_or_an_error() -> None:
-    sidecar = Sidecar(file="x", tags={"a": "b"})
+    sidecar = Sidecar(file="x", environment={"a": "b"})
     trace, chance = small_trace(sidecar=sidecar), random.Random(7)  # noqa: S311 (the same damage every time)
     data = pack_digest(trace)
     refused = 0

@@ -121,7 +121,7 @@ def read_run(  # noqa: PLR0913 (each may be left out)
     Where there is a place for digests, that of each file is written as it is read.
     """
     task = partial(read_file, digests=digests)
-    outcomes = map_files(task, found.capture.files, engine, limits, on_progress, ordered=True)
+    outcomes = map_files(task, found.capture.files, engine, limits, on_progress)
     with closing(outcomes):
         readings = (
             Reading(error=outcome) if isinstance(outcome, TraceError) else outcome

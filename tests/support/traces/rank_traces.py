@@ -73,10 +73,9 @@ _SIDECARS = st.none() | st.builds(
     file=_TEXT,
     rank=st.none() | _COUNT,
     schedule=st.none() | _TEXT,
-    held_stages=st.lists(_COUNT, max_size=3).map(tuple),
-    steps=st.builds(StepTimes, before_s=_TIMES, unprofiled_median_s=st.none() | st.floats(1e-9, 9)),
+    split=st.lists(_COUNT, max_size=3).map(tuple),
+    steps=st.builds(StepTimes, before_s=_TIMES, profiled_s=_TIMES),
     environment=_WORDS,
-    tags=_WORDS,
 )
 
 

@@ -139,7 +139,6 @@ def read_spooled(found: RunFiles, means: Means, spool: Spool | None) -> RanksRea
         means.engine,
         means.limits,
         means.on_progress,
-        ordered=True,
     )
     with closing(scouting):
         for known, outcome in scouting:

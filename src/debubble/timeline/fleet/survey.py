@@ -258,9 +258,7 @@ def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
             engine: Engine = HERE if keeps else WORKERS_HERE
             show = None if keeps else means.on_progress
             measured = []
-            with closing(
-                map_files(task, parts, engine, means.limits, show, ordered=True)
-            ) as outcomes:
+            with closing(map_files(task, parts, engine, means.limits, show)) as outcomes:
                 for part, outcome in outcomes:
                     if isinstance(outcome, TraceError):
                         lost.append(unreadable(outcome))
