@@ -256,12 +256,6 @@ price_option = question_option(
 pipeline_option = input_option(
     "--pipeline", type=int, metavar="N", help="Pipeline to analyse, counted from 0."
 )
-in_flight_option = input_option(
-    "--in-flight-measured",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="Batches that the server keeps in flight, if the traces do not show it.",
-)
 memory_limit_option = limit_option(
     "--memory-limit",
     "limit_bytes",

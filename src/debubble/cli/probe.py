@@ -41,7 +41,7 @@ from debubble.cli.options import (
     question_option,
 )
 from debubble.errors import MissingExtra, UsageError
-from debubble.links.live import FEWEST_SAMPLES, is_measured, read_measured, run_here
+from debubble.links.live import is_measured, read_measured, run_here
 from debubble.report.op_table import write_table
 from debubble.units import parse_duration, parse_rate, write_file
 
@@ -264,7 +264,7 @@ def _wire(file: str | None, probe: Probe, data: dict[str, Any], manners: Manners
         return wire_of_messages(probe.messages, "as between two copies, the others at work")
     if probe.links is None:
         largest = max(round(probe.at(probe.sizes[-1]).message_bytes), _LEAST_LARGEST)
-        words = ["--largest", str(largest), "--samples", str(FEWEST_SAMPLES), "--force"]
+        words = ["--largest", str(largest), "--force"]
         if probe.device_bytes is None:
             words += ["--backend", "gloo"]
         with tempfile.TemporaryDirectory() as folder:

@@ -70,8 +70,6 @@ class Question:
     pipeline: int | None = None
     step: int | None = None
     statement: Statement | None = None
-    in_flight: int | None = None
-    """Of a server: how many batches it keeps in flight."""
 
 
 def measure_asked(
@@ -80,14 +78,7 @@ def measure_asked(
     """Measure pipelines one by one; the job's word tells an order that no known schedule has."""
     measured = []
     for pipeline in pipelines:
-        figures = measure_pipeline(
-            timeline, pipeline, question.step, question.statement, question.in_flight
-        )
-        if question.in_flight is not None and figures.kind != "stream":
-            raise UsageError(
-                "--in-flight-measured is only for servers, and this run has steps",
-                hint="leave it out",
-            )
+        figures = measure_pipeline(timeline, pipeline, question.step, question.statement)
         unknown = figures.schedule is None and figures.kind != "stream"
         if unknown and question.statement is None:
             said = ask_job(sidecars, figures).schedule
@@ -247,7 +238,6 @@ def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
             read.sources,
             read.run.sidecars,
             marked=read.marked,
-            in_flight=question.in_flight,
         )
         keeps = read.held or len(parts) == 1
         lost: list[Gap] = []
