@@ -89,9 +89,6 @@ class OfPipeline(OfRun, kw_only=True, forbid_unknown_fields=True):
     """The same, of one pipeline of the run."""
 
     pipeline: Annotated[int | None, _about("One pipeline alone, counted from 0.")] = None
-    in_flight_measured: Annotated[
-        Positive | None, _about("Batches that a server keeps in flight, if not told.")
-    ] = None
 
 
 class OfStep(OfPipeline, kw_only=True, forbid_unknown_fields=True):
@@ -273,7 +270,6 @@ class Tools:
             capture=asked.capture,
             pipeline=asked.pipeline,
             step=step,
-            in_flight=asked.in_flight_measured,
         )
 
     def _inspect(self, asked: OfRun) -> tuple[Answer, str]:

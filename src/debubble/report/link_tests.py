@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from debubble.errors import Gap
+from debubble.links.hop_times import TestedHop
 from debubble.links.live import HopTestResult, LiveHop
-from debubble.links.logs.model import (
-    CopyLog,
-    CounterLog,
-    Log,
-    MatrixLog,
-    MessageLog,
-    NcclLog,
-    NvlinkErrors,
-    NvlinkStatus,
-    Topology,
-)
-from debubble.links.logs.pairs import PairResult
+from debubble.links.logs.log import Cell, Log
 from debubble.report.answers.link_tests import say_live, say_logs, say_slow_hop
 from debubble.report.text import Page, Table
 from debubble.units import (
@@ -32,116 +22,57 @@ from debubble.units import (
 
 
 def logs_page(
-    logs: Sequence[Log], pairs: Sequence[PairResult], gaps: Sequence[Gap], next_command: str
+    logs: Sequence[Log], hops: Sequence[TestedHop], gaps: Sequence[Gap], next_command: str
 ) -> Page:
     """Lay out the answer: what the logs tell of hops, then each of them."""
-    page = Page(answer=say_logs(logs, pairs))
-    if pairs:
-        page.tables.append(_pair_table(pairs))
-    page.tables += [_log_table(log) for log in logs]
+    page = Page(answer=say_logs(logs, hops))
+    if hops:
+        page.tables.append(_hop_table(hops))
+    for log in logs:
+        about = f": {log.about}" if log.about else ""
+        page.tables.append(
+            Table(
+                title=log.file + about,
+                columns=tuple(map(_heading, log.columns)),
+                rows=[tuple(map(_cell, log.columns, row)) for row in log.rows],
+            )
+        )
     page.gaps = list(gaps)
     page.next_command = next_command
     return page
 
 
-def _pair_table(pairs: Sequence[PairResult]) -> Table:
+def _hop_table(hops: Sequence[TestedHop]) -> Table:
     table = Table(columns=("hop", "largest", "rate", "latency", "bandwidth", "verdict", "file"))
-    for result in pairs:
+    for hop in hops:
         table.add(
-            f"{result.pair[0]} {'↔' if result.both_ways else '→'} {result.pair[1]}",
-            show_bytes(result.size_bytes),
-            show_rate(result.bytes_per_s),
-            show_known(result.fit, lambda fit: show_duration(fit.latency_ns)),
-            show_known(result.fit, lambda fit: show_rate(fit.bytes_per_s)),
-            str(result.judgement.verdict),
-            result.file,
+            f"{hop.hop[0]} {'↔' if hop.both_ways else '→'} {hop.hop[1]}",
+            show_bytes(hop.size_bytes),
+            show_rate(hop.bytes_per_s),
+            show_known(hop.fit, lambda fit: show_duration(fit.latency_ns)),
+            show_known(hop.fit, lambda fit: show_rate(fit.bytes_per_s)),
+            str(hop.judgement.verdict),
+            hop.file,
         )
     return table
 
 
-def _log_table(log: Log) -> Table:
-    if isinstance(log, NcclLog):
-        return _nccl_table(log)
-    if isinstance(log, MatrixLog):
-        return _matrix_table(log)
-    table = Table(title=log.file, columns=("name", "rate"))
-    if isinstance(log, CopyLog):
-        table.rows = [(name, show_rate(rate)) for name, rate in log.bytes_per_s.items()]
-    elif isinstance(log, Topology):
-        table.columns = ("hop", "name")
-        table.rows = [(f"{a} → {b}", how) for (a, b), how in log.joins.items()]
-    elif isinstance(log, NvlinkStatus):
-        table.columns = ("device", "name", "links", "rate")
-        for row in log.devices:
-            links = row.links_bytes_per_s
-            active = [rate for rate in links if rate is not None]
-            shown = f"{len(active)} of {len(links)}"
-            table.add(str(row.device), row.name, shown, show_rate(sum(active)))
-    elif isinstance(log, CounterLog):
-        table.columns = ("device", "host", "name", "errors", "intervals")
-        table.rows = [
-            (
-                row.device or "",
-                row.host or "",
-                row.name,
-                str(row.increase),
-                f"{row.risen_intervals} of {row.intervals}",
-            )
-            for row in log.counters
-        ]
-    elif isinstance(log, MessageLog):
-        table.title = f"{log.file}: {log.program}"
-        table.columns = ("hop", "seen by", "messages", "largest", "takes")
-        table.rows = [
-            (
-                f"{row.from_rank} → {row.to_rank}",
-                row.seen_by,
-                str(row.messages),
-                show_bytes(row.bytes),
-                show_seconds(row.median_s),
-            )
-            for row in log.hops
-        ]
-    elif isinstance(log, NvlinkErrors):
-        table.columns = ("device", "name", "link", "errors")
-        table.rows = [
-            (str(row.device), row.name, str(row.link), f"{row.errors} {row.kind}")
-            for row in log.counters
-            if row.errors
-        ]
-    return table
+_UNITS = {"_bytes_per_s": show_rate, "_bytes": show_bytes, "_s": show_seconds}
+"""How figures are shown, by the end of their column's name."""
 
 
-def _nccl_table(log: NcclLog) -> Table:
-    test = log.test or "nccl-tests"
-    table = Table(
-        title=f"{log.file}: {test}, {counted(len(log.ranks), 'rank')}",
-        columns=("size", "time", "algbw", "busbw", "in place", "busbw in place"),
-    )
-    for row in log.rows:
-        out, into = row.out_of_place, row.in_place
-        table.add(
-            show_bytes(row.bytes),
-            show_known(out, lambda timing: show_seconds(timing.time_s)),
-            show_known(out, lambda timing: show_rate(timing.algbw_bytes_per_s)),
-            show_known(out, lambda timing: show_rate(timing.busbw_bytes_per_s)),
-            show_known(into, lambda timing: show_seconds(timing.time_s)),
-            show_known(into, lambda timing: show_rate(timing.busbw_bytes_per_s)),
-        )
-    return table
+def _heading(column: str) -> str:
+    end = next((unit for unit in _UNITS if column.endswith(unit)), "")
+    return column.removesuffix(end).replace("_", " ")
 
 
-def _matrix_table(log: MatrixLog) -> Table:
-    table = Table(
-        title=f"{log.file}: nvbandwidth {log.version}", columns=("test", "figures", "sum")
-    )
-    for test in log.tests:
-        shown = " ".join(
-            "N/A" if cell is None else f"{cell:g}" for row in test.cells for cell in row
-        )
-        total = UNKNOWN if test.sum is None else f"{test.sum:g} {test.unit}"
-        table.add(test.name, shown or test.status, total)
-    return table
+def _cell(column: str, cell: Cell) -> str:
+    if isinstance(cell, tuple):
+        return " ".join("N/A" if figure is None else f"{figure:g}" for figure in cell)
+    if cell is None:
+        return UNKNOWN
+    show = next((show for unit, show in _UNITS.items() if column.endswith(unit)), None)
+    return show(cell) if show and not isinstance(cell, str) else str(cell)
 
 
 def live_page(

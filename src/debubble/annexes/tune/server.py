@@ -179,7 +179,7 @@ def serve_trial(  # noqa: PLR0913 (what the journal and the budget say of it)
             middle_s = min((time.monotonic() - ready) / 2, _MIDDLE_AT_MOST_S)
             with _loaded(server, out, token):
                 time.sleep(middle_s)
-                reading, note = _capture(server, server.kind, traces, chosen.setting.in_flight)
+                reading, note = _capture(server, server.kind, traces)
     seconds = time.monotonic() - began
     outcome = Outcome(kind=Kind.MEASURED, seconds=seconds, message=note, measurement=measurement)
     return outcome, reading
@@ -221,9 +221,7 @@ def _loaded(server: Server, out: Path, token: str) -> Iterator[None]:
         thread.join()
 
 
-def _capture(
-    server: Server, kind: str, traces: Path, in_flight: int | None
-) -> tuple[Analysis | None, str]:
+def _capture(server: Server, kind: str, traces: Path) -> tuple[Analysis | None, str]:
     """Have the server profile itself while it is asked; what fails here spoils no measurement."""
     order = ServerOrder(
         url=server.url, kind=kind, out=traces, seconds=_CAPTURED_S, around_s=_CAPTURED_S
@@ -232,7 +230,7 @@ def _capture(
         captured = capture_server(order)
         if not captured.files:
             return None, f"not captured: {captured.note}"
-        return read_capture(traces, in_flight), ""
+        return read_capture(traces), ""
     except DebubbleError as error:
         return None, f"not captured: {error}"
 
@@ -387,7 +385,7 @@ class ServerTrials:
             traces = self.bench.folder_of(run.number) / TRACES
             try:
                 if run.number not in self.readings and any(traces.rglob("*.json.gz")):
-                    self.readings[run.number] = read_capture(traces, run.setting.in_flight)
+                    self.readings[run.number] = read_capture(traces)
             except DebubbleError:
                 continue
             if run.number in self.readings:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from debubble.analysis import Analysis, analyse_served
+from debubble.analysis import Analysis, analyse_found
 from debubble.annexes.tune.guard import SIGNALLED
 from debubble.annexes.tune.setting import Setting, Template
 from debubble.capture.files import list_captures, prepare_out, remove_captures
@@ -134,12 +134,9 @@ def end_marked(token: str) -> int:
     return ended
 
 
-def read_capture(folder: Path | str, in_flight: int | None = None) -> Analysis:
-    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most.
-
-    `in_flight`: what a server was told to keep.
-    """
-    return analyse_served(find_run([str(folder)]), in_flight)
+def read_capture(folder: Path | str) -> Analysis:
+    """Read the newest capture of a folder or URL; of several pipelines, the one that waits most."""
+    return analyse_found(find_run([str(folder)]))
 
 
 class Kind(StrEnum):
