@@ -6,13 +6,12 @@ them cannot disagree. Left of it nothing is put into words, right of it nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
 
 from debubble.errors import Code, Gap, NoFit, UsageError
+from debubble.ledger.account import Wait
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import MATTERS, Ledger, job_around
@@ -24,10 +23,12 @@ from debubble.measure.numbers import Numbers, numbers_of
 from debubble.measure.worth import Rates, Tariff, count_rates
 from debubble.plan.ask import WhatIfAnswer, ask
 from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
+from debubble.plan.change import Change
 from debubble.plan.context_length import at_length
 from debubble.plan.lever import Lever, Permissions
 from debubble.plan.levers import microbatches, split
-from debubble.plan.plan import PricedLever, make_plan, price_lever
+from debubble.plan.option import Idea
+from debubble.plan.plan import Plan, PricedLever, make_plan, price_lever
 from debubble.plan.request import (
     ANY,
     ChangeRequest,
@@ -45,7 +46,7 @@ from debubble.serving.phases import PhaseFigures, measure_phases
 from debubble.serving.traffic import Traffic
 from debubble.simulate.communication import Communication
 from debubble.simulate.expected import Theory, theory_of
-from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.figures import PipelineFigures, measure_pipeline
 from debubble.timeline.fleet.survey import Means, Question, Survey, survey_run
 from debubble.timeline.job import JobFacts, RunBasis, ask_job
 from debubble.timeline.model import Timeline
@@ -68,12 +69,6 @@ class Wires:
 
 class Analysis:
     """What is known of one run, of the pipeline to look into above all."""
-
-    drawn: ClassVar[Callable[[Analysis], str] | None] = None
-    """How it shows itself in a notebook; whoever can draw says it."""
-
-    def _repr_html_(self) -> str | None:
-        return type(self).drawn(self) if type(self).drawn else None  # type: ignore[misc]
 
     def __init__(self, survey: Survey, wires: Wires | None = None, step: int | None = None) -> None:
         self.run: Run = survey.run
@@ -129,6 +124,11 @@ class Analysis:
     def ledger(self) -> Ledger | None:
         """Why each nanosecond of the pipeline was spent."""
         return self.ledger_of(self.pipeline)
+
+    @property
+    def waits(self) -> Sequence[Wait]:
+        """The waits of its steps, each with its cause; nothing where there is no account."""
+        return self.ledger.waits if self.ledger else ()
 
     @cached_property
     def links(self) -> LinkHealth:
@@ -314,6 +314,27 @@ class Analysis:
             length=None if scale is None or baseline.no_fit else at_length(plan, scale),
         )
 
+    def planned_steps(self, plan: Plan) -> tuple[tuple[str, Timeline, PipelineFigures], ...]:
+        """Return the run now, and with the best option of a plan as it is predicted, by name.
+
+        Both are on the basis of the plan: of unprofiled times the run now is simulated, for what
+        was measured was profiled. Nothing is returned where nothing is to be done, or a replay
+        predicts it: that has no step to draw.
+        """
+        best = plan.best or next(iter(plan.recommended), None)
+        if best is None or best.by_replay:
+            return ()
+        predicted = {"planned": ask(plan.baseline_for(best), best.idea)}
+        steps = [("measured", self.timeline, self.pipeline)]
+        if plan.baseline.basis != self.basis.traced:
+            unchanged = ask(plan.baseline, Idea(lever="", change=Change()))
+            unchanged = replace(unchanged, correction=plan.baseline.correction)
+            predicted, steps = {"now (simulated)": unchanged, **predicted}, []
+        for name, what_if in predicted.items():
+            timeline = what_if.draw()
+            steps.append((name, timeline, measure_pipeline(timeline, 0)))
+        return tuple(steps)
+
     def rates(self, tariff: Tariff | None = None) -> Rates | None:
         """Return what savings are counted by; None where no device is known."""
         return count_rates(self.pipelines, self.run.sidecars, tariff or Tariff())
@@ -393,14 +414,3 @@ def analyse_found(
     """Read a run that was found, and measure what is asked about."""
     question = question or Question()
     return Analysis(survey_run(found, question, means), wires, question.step)
-
-
-def analyse_served(found: RunFiles, in_flight: int | None, means: Means | None = None) -> Analysis:
-    """Read a server that may be known to keep so many batches in flight, or what else it is.
-
-    It keeps fewer where it has less to do: then its captures are believed.
-    """
-    if in_flight is not None:
-        with suppress(UsageError):
-            return analyse_found(found, Question(in_flight=in_flight), means)
-    return analyse_found(found, means=means)

@@ -36,7 +36,7 @@ GROUNDS = [pytest.param(LIGHT, id="light"), pytest.param(DARK, id="dark")]
 HELD = {Cause.COMPUTE, Cause.COLLECTIVE, Cause.COLLECTIVE_WAIT}
 WAITS = [cause for cause in Cause if cause not in HELD]
 TEXT_ON = [
-    *(("text", ground) for ground in ("ground", "panel", "shade0", "shade1", "shade2", "shade3")),
+    *(("text", ground) for ground in ("ground", "panel")),
     *((ink, on) for ink in ("muted", "accent", "good", "bad") for on in ("ground", "panel")),
 ]
 

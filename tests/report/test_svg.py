@@ -17,7 +17,7 @@ from support.traces.recordings import H200
 
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import account_for
-from debubble.report.lanes import frame_step
+from debubble.report.frame import frame_step
 from debubble.report.palette import KINDS
 from debubble.report.svg import draw_svg
 from debubble.simulate.communication import Communication

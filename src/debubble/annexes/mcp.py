@@ -47,11 +47,11 @@ from debubble.report.answers.base import answer_error, json_text
 from debubble.timeline.schedules import SCHEDULES
 from debubble.trace.source import is_url
 
-_RUN = ("--capture", "--pipeline", "--in-flight-measured")
+_RUN = ("--capture", "--pipeline")
 TOOLS = {
     "inspect": ("--capture",),
     "find": (*_RUN, "--step"),
-    "links": ("--capture", "--pipeline"),
+    "links": _RUN,
     "plan": (*_RUN, "--emit", "--memory-limit", "--max-microbatches", "--hold"),
     "simulate": (
         *(*_RUN, "--microbatches", "--hold", "--split", "--schedule", "--chunks", "--overlap"),

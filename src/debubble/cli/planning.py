@@ -34,7 +34,6 @@ def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
     *,
     pipeline: int | None,
     schedule: str | None,
-    in_flight: int | None,
 ) -> tuple[Analysis, Analysis | None]:
     """Read the run, whose schedule may be stated, and the other one of its model, if any."""
     from debubble.timeline.fleet.survey import Question
@@ -46,7 +45,7 @@ def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
             f"the schedule of the run must be named, and {schedule} is an order",
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
-    question = Question(pipeline=pipeline, statement=statement, in_flight=in_flight)
+    question = Question(pipeline=pipeline, statement=statement)
     run = reader.analyse(traces, question, manners)
     if also is None:
         return run, None
@@ -167,7 +166,7 @@ def refuse_for_streams(flags: Collection[str]) -> None:
     )
 
 
-OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--in-flight-measured", "--chunk")
+OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--chunk")
 
 
 def refuse_for_steps() -> None:

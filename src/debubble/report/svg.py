@@ -17,7 +17,7 @@ import numpy as np
 
 from debubble.ledger.causes import Cause
 from debubble.report.chrome import assign_tracks
-from debubble.report.lanes import Frame, decimals_of, round_distance
+from debubble.report.frame import Frame, decimals_of, round_distance
 from debubble.report.markup import rect, safe, text
 from debubble.report.palette import DARK, KINDS, LABEL_INK, LIGHT, cause_rules, hatch_patterns
 from debubble.timeline.model import I64, PassKind, RankTimeline

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from debubble.analysis import Analysis, analyse_served
+from debubble.analysis import Analysis, analyse_found
 from debubble.annexes.tune.journal import LOG, MARKER, Expectation, Kind, Outcome, Run
 from debubble.annexes.tune.process import run_guarded, say_failure
 from debubble.annexes.tune.setting import Setting
@@ -26,12 +26,9 @@ from debubble.trace.run import find_run
 from debubble.units import NS_PER_S, show_bytes, show_times
 
 
-def read_capture(folder: Path | str, in_flight: int | None = None) -> Analysis:
-    """Read the newest capture of a folder; of several pipelines, the one that waits most.
-
-    `in_flight`: what a server was told to keep.
-    """
-    return analyse_served(find_run([str(folder)]), in_flight)
+def read_capture(folder: Path | str) -> Analysis:
+    """Read the newest capture of a folder; of several pipelines, the one that waits most."""
+    return analyse_found(find_run([str(folder)]))
 
 
 def run_job(task: Task, run: Run, out: Path, limits: Limits) -> tuple[Outcome, Analysis | None]:

@@ -252,7 +252,7 @@ class Service:
             traces = self.task.folder_of(run.number) / TRACES
             with contextlib.suppress(DebubbleError):
                 if run.number not in self.readings and any(traces.rglob("*.json.gz")):
-                    self.readings[run.number] = read_capture(traces, run.setting.in_flight)
+                    self.readings[run.number] = read_capture(traces)
             if run.number in self.readings:
                 return self.readings[run.number]
         return None
@@ -307,7 +307,7 @@ class Service:
             captured = capture_server(order)
             if not captured.files:
                 return f"not captured: {captured.note}"
-            self.readings[run.number] = read_capture(traces, run.setting.in_flight)
+            self.readings[run.number] = read_capture(traces)
         except DebubbleError as error:
             return f"not captured: {error}"
         return ""
