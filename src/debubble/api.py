@@ -40,7 +40,7 @@ from debubble.report.frame import frame_of
 from debubble.report.svg import draw_svg
 from debubble.timeline.fleet.survey import Means, Question
 from debubble.timeline.schedules import state_schedule
-from debubble.trace.digest.content import place_digests
+from debubble.trace.digest import place_digests
 from debubble.trace.engine import LOCAL, Engine
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S

@@ -272,15 +272,16 @@ def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
     from debubble.links.logs.hops import hops_in
     from debubble.links.logs.read import read_log, read_text
     from debubble.report.answers.link_tests import answer_logs
-    from debubble.report.link_tests import logs_page
+    from debubble.report.links import logs_page
 
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
     ranks = sorted({rank for log in logs for rank in log.ranks})
     hops = hops_in(logs, classes=_classes_of(known, ranks), history=known.history)
     gaps = [gap for log in logs for gap in log.doubts]
+    answer = answer_logs(logs, hops, gaps)
     return _Answer(
-        page=logs_page(logs, hops, gaps, "torchrun … -m debubble.links"),
-        data=answer_logs(logs, hops, gaps),
+        page=logs_page(answer, "torchrun … -m debubble.links"),
+        data=answer,
         gaps=gaps,
         verdicts=[hop.judgement.verdict for hop in hops],
     )
@@ -291,7 +292,7 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
     from debubble.links.logs.read import read_text
     from debubble.links.wiring import read_topologies
     from debubble.report.answers.link_tests import answer_live
-    from debubble.report.link_tests import live_page
+    from debubble.report.links import live_page
 
     if len(files) > 1:
         raise UsageError("one hop test at a time", hint="hold it against others with --history")
@@ -299,9 +300,10 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
     classes = _classes_of(known, [place.rank for place in measured.places])
     hops = judge_measured(measured, classes=classes, history=known.history)
     _, gaps = read_topologies(known.topologies)
+    answer = answer_live(measured, hops, gaps)
     return _Answer(
-        page=live_page(measured, hops, gaps, ""),
-        data=answer_live(measured, hops, gaps),
+        page=live_page(answer),
+        data=answer,
         gaps=tuple(gaps),
         verdicts=[hop.judgement.verdict for hop in hops],
     )

@@ -454,7 +454,7 @@ class Reader:
 
     def _means(self, places: Sequence[str], files: RunFiles, show: Progress) -> Means:
         from debubble.timeline.fleet.survey import Means
-        from debubble.trace.digest.content import place_digests
+        from debubble.trace.digest import place_digests
         from debubble.trace.engine import LOCAL, Engine
 
         engine: Engine = LOCAL

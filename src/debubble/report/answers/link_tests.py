@@ -21,6 +21,7 @@ class LogPart(Part, frozen=True, kw_only=True):
 
     file: str
     program: str
+    about: str | None
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
@@ -120,6 +121,8 @@ class LiveAnswer(Answer, frozen=True, kw_only=True):
     second_pass: list[RungPart]
     logs: list[LogPart] = msgspec.field(default_factory=list)
     commands: list[str] = msgspec.field(default_factory=list)
+    findings: list[str]
+    """Of each slow hop that the verdict does not name, a sentence."""
     verdict: str
     warnings: list[AnswerWarning]
 
@@ -147,6 +150,7 @@ def answer_live(
         backend=measured.backend,
         hops=[_measured_hop(hop, measured.job_bytes) for hop in hops],
         second_pass=[RungPart.of(rung) for rung in measured.second],
+        findings=[f"{say_slow_hop(hop)}." for hop in hops if hop.judgement.slow][1:],
         verdict=say_live(hops),
         warnings=list_warnings(gaps),
     )
