@@ -6,13 +6,12 @@ them cannot disagree. Left of it nothing is put into words, right of it nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
 
 from debubble.errors import Code, Gap, NoFit, UsageError
+from debubble.ledger.account import Wait
 from debubble.ledger.causes import Cause
 from debubble.ledger.hop_health import LinkHealth, account_for, judge_links
 from debubble.ledger.ledger import MATTERS, Ledger, job_around
@@ -24,9 +23,10 @@ from debubble.measure.numbers import Numbers, numbers_of
 from debubble.measure.worth import Rates, Tariff, count_rates
 from debubble.plan.ask import WhatIfAnswer, ask
 from debubble.plan.baseline import Baseline, measure_baseline
-from debubble.plan.change import Hold
+from debubble.plan.change import Change, Hold
 from debubble.plan.lever import Lever, OrderSearch, Permissions
 from debubble.plan.levers import microbatches, split
+from debubble.plan.option import Idea
 from debubble.plan.plan import Plan, PricedLever, make_plan, price_lever
 from debubble.plan.request import ANY, ChangeRequest, Stated, layers_differ
 from debubble.plan.server import ServerPlan, ServerQuestion
@@ -36,7 +36,7 @@ from debubble.serving.model import ServerModel, model_server
 from debubble.serving.phases import PhaseFigures, measure_phases
 from debubble.serving.traffic import Traffic
 from debubble.simulate.expected import Theory, theory_of
-from debubble.timeline.figures import PipelineFigures
+from debubble.timeline.figures import PipelineFigures, measure_pipeline
 from debubble.timeline.fleet.survey import Means, Question, Survey, survey_run
 from debubble.timeline.job import JobFacts, RunBasis, ask_job
 from debubble.timeline.model import Timeline
@@ -59,12 +59,6 @@ class Wires:
 
 class Analysis:
     """What is known of one run, of the pipeline to look into above all."""
-
-    drawn: ClassVar[Callable[[Analysis], str] | None] = None
-    """How it shows itself in a notebook; whoever can draw says it."""
-
-    def _repr_html_(self) -> str | None:
-        return type(self).drawn(self) if type(self).drawn else None  # type: ignore[misc]
 
     def __init__(self, survey: Survey, wires: Wires | None = None, step: int | None = None) -> None:
         self.run: Run = survey.run
@@ -120,6 +114,11 @@ class Analysis:
     def ledger(self) -> Ledger | None:
         """Why each nanosecond of the pipeline was spent."""
         return self.ledger_of(self.pipeline)
+
+    @property
+    def waits(self) -> Sequence[Wait]:
+        """The waits of its steps, each with its cause; nothing where there is no account."""
+        return self.ledger.waits if self.ledger else ()
 
     @cached_property
     def links(self) -> LinkHealth:
@@ -255,7 +254,7 @@ class Analysis:
         baseline = self.baseline(stated)
         return ask(baseline, request.idea(baseline, self.tokens))
 
-    def plan(
+    def plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         self,
         stated: Stated | None = None,
         *,
@@ -263,12 +262,14 @@ class Analysis:
         hold: Hold | None = None,
         most_microbatches: int | None = None,
         search: OrderSearch | None = None,
+        barred: frozenset[str] = frozenset(),
     ) -> Plan:
         """Weigh every lever, alone and together.
 
         `planned_for` is the framework that must be able to run all options: else the run's own;
         `ANY` lifts that. `hold` is what stays where the number of microbatches changes: else the
         batch of a run that trains, with larger ones apart, and either where nothing is trained.
+        Levers that are `barred`, by their keys, are not weighed.
         """
         baseline = self.baseline(stated)
         framework = planned_for or baseline.framework
@@ -279,10 +280,34 @@ class Analysis:
             links=self.links if self.ledger else None,
             ledger=self.ledger,
             allowed=Permissions(
-                framework=None if framework == ANY else framework, hold=hold, empty_ends=True
+                framework=None if framework == ANY else framework,
+                barred=barred,
+                hold=hold,
+                empty_ends=True,
             ),
             search=search,
         )
+
+    def planned_steps(self, plan: Plan) -> tuple[tuple[str, Timeline, PipelineFigures], ...]:
+        """Return the run now, and with the best option of a plan as it is predicted, by name.
+
+        Both are on the basis of the plan: of unprofiled times the run now is simulated, for what
+        was measured was profiled. Nothing is returned where nothing is to be done, or a replay
+        predicts it: that has no step to draw.
+        """
+        best = plan.best or next(iter(plan.recommended), None)
+        if best is None or best.by_replay:
+            return ()
+        predicted = {"planned": ask(plan.baseline_for(best), best.idea)}
+        steps = [("measured", self.timeline, self.pipeline)]
+        if plan.baseline.basis != self.basis.traced:
+            unchanged = ask(plan.baseline, Idea(lever="", change=Change()))
+            unchanged = replace(unchanged, correction=plan.baseline.correction)
+            predicted, steps = {"now (simulated)": unchanged, **predicted}, []
+        for name, what_if in predicted.items():
+            timeline = what_if.draw()
+            steps.append((name, timeline, measure_pipeline(timeline, 0)))
+        return tuple(steps)
 
     def rates(self, tariff: Tariff | None = None) -> Rates | None:
         """Return what savings are counted by; None where no device is known."""
@@ -363,14 +388,3 @@ def analyse_found(
     """Read a run that was found, and measure what is asked about."""
     question = question or Question()
     return Analysis(survey_run(found, question, means), wires, question.step)
-
-
-def analyse_served(found: RunFiles, in_flight: int | None, means: Means | None = None) -> Analysis:
-    """Read a server that may be known to keep so many batches in flight, or what else it is.
-
-    It keeps fewer where it has less to do: then its captures are believed.
-    """
-    if in_flight is not None:
-        with suppress(UsageError):
-            return analyse_found(found, Question(in_flight=in_flight), means)
-    return analyse_found(found, means=means)

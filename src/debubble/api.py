@@ -7,7 +7,7 @@
     found.to_frame("ledger")
 
 What `debubble.__all__` lists is stable: names and arguments stay within a major version, answers
-keep their fields within a schema number. Answers show themselves in a notebook.
+keep their fields within a schema number.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
 from debubble.plan.request import ChangeRequest, Stated, check_frameworks
 from debubble.report.answers.compare import CompareAnswer, answer_compare
-from debubble.report.answers.find import FindAnswer, answer_find
+from debubble.report.answers.find import FindAnswer, answer_find, say_bubble
 from debubble.report.answers.links import LinksAnswer, answer_links
 from debubble.report.answers.plan import PlanAnswer, answer_plan, predictions_of
 from debubble.report.answers.simulate import SimulateAnswer, answer_simulate
-from debubble.report.notebook import draw_step
-from debubble.report.scalars import scalars
+from debubble.report.frame import frame_of
+from debubble.report.svg import draw_svg
 from debubble.timeline.fleet.survey import Means, Question
 from debubble.timeline.schedules import state_schedule
-from debubble.trace.digest.content import place_digests
+from debubble.trace.digest import place_digests
 from debubble.trace.engine import LOCAL, Engine
 from debubble.trace.run import find_run
 
@@ -45,7 +45,6 @@ __all__ = [
     "links",
     "picture",
     "plan",
-    "scalars",
     "simulate",
 ]
 
@@ -62,7 +61,6 @@ def analyse(  # noqa: PLR0913 (one argument a question)
     step: int | None = None,
     schedule: str | None = None,
     chunks: int | None = None,
-    in_flight: int | None = None,
     classes: Sequence[str] = (),
     topologies: Sequence[str] = (),
     history: Sequence[str] = (),
@@ -71,8 +69,7 @@ def analyse(  # noqa: PLR0913 (one argument a question)
 ) -> Analysis:
     """Read one run; its facts are worked out when they are asked for, each once.
 
-    What traces do not tell can be said: the `schedule` that ran, with `chunks` a rank; of a server
-    how many batches it keeps `in_flight`.
+    What traces do not tell can be said: the `schedule` that ran, with `chunks` a rank.
     """
     places = [paths] if isinstance(paths, str | PathLike) else list(paths)
     words = [fspath(place) for place in places]
@@ -92,7 +89,6 @@ def analyse(  # noqa: PLR0913 (one argument a question)
         pipeline=pipeline,
         step=step,
         statement=None if schedule is None else state_schedule(schedule, chunks),
-        in_flight=in_flight,
     )
     wires = Wires(classes=classes, topologies=topologies, history=read_history(history))
     return analyse_found(found, question, means, wires)
@@ -232,4 +228,5 @@ def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:
 
 def picture(run: Analysis | Places, step: int | None = None, **asked: Any) -> str:
     """Draw a step of a run as SVG, or the first one: a lane a rank, waits hatched by cause."""
-    return draw_step(_analysed(run, asked), step)
+    analysis = _analysed(run, asked)
+    return draw_svg(frame_of(analysis, step), say_bubble(analysis))

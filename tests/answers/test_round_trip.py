@@ -13,7 +13,7 @@ from support.traces.recordings import H200
 import debubble
 from debubble.errors import Code, Gap
 from debubble.links.live import HopTestResult, RankSite, Rung, judge_measured, times_of
-from debubble.links.logs.pairs import doubts_about, pairs_in
+from debubble.links.logs.hops import hops_in
 from debubble.links.logs.read import read_log
 from debubble.measure.store import Record
 from debubble.report.answers.compare import HistoryAnswer, answer_history
@@ -29,7 +29,7 @@ def read_back(answer):
 @pytest.mark.parametrize("file", LOGS, ids=lambda file: file.name)
 def test_an_answer_about_logs(file):
     log = read_log(file.read_text("utf-8"), file.name)
-    answer = answer_logs([log], pairs_in([log], classes={}, history={}), doubts_about([log]))
+    answer = answer_logs([log], hops_in([log], classes={}, history={}), log.doubts)
     assert isinstance(answer, LogsAnswer)
     assert read_back(answer) == answer
     [part] = answer.to_dict()["logs"]

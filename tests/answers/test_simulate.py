@@ -108,7 +108,3 @@ def test_sentences_have_whole_percents_and_tables_a_digit_more(by_hand):
     assert not re.search(r"\d\.\d %", by_hand["verdict"])
     (table,) = simulate_page(msgspec.convert(by_hand, SimulateAnswer)).tables
     assert all(re.fullmatch(r"\d+\.\d %", row[4]) for row in table.rows)
-
-
-def test_a_notebook_shows_the_verdict(found):
-    assert "A batch of 14 microbatches would take" in found._repr_html_()

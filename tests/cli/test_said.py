@@ -21,10 +21,8 @@ def said(words, folder):
         (f"links {LOG} --capture a", "--capture is about traces"),
         (f"links {LOG} --class 0:1=nvlink4 --class 1:0=pcie5", "--class says nvlink4 and pcie5"),
         (f"links {LOG} --class nvlink4 --class pcie5", "--class says nvlink4 and pcie5"),
-        ("links run --html a --out ./a", "--html and --out both name ./a"),
         (f"find {H200}/1f1b_p2_m4 --html a --svg ./a", "--html and --svg both name ./a"),
         (f"find {H200}/1f1b_p2_m4 --perfetto a --svg a", "--perfetto and --svg both name a"),
-        ("tune --schedules 1f1b --now microbatches=4 -- a {microbatches}", "--schedules needs"),
         (f"history add {H200}/1f1b_p2_m4 --name ' ' --store sqlite:///a.db", "a name is a word"),
     ],
 )

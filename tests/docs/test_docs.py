@@ -142,9 +142,9 @@ def test_the_notebook_page_runs(tmp_path, monkeypatch, capsys):
     assert "No clear change" in capsys.readouterr().out
 
 
-def test_the_scalars_in_the_docs_are_what_find_says(tmp_path, monkeypatch):
+def test_the_figures_for_trackers_in_the_docs_are_what_find_says(tmp_path, monkeypatch):
     names = run_python("how-to/use-from-agents-and-ci.md", tmp_path, monkeypatch)
-    assert names["values"]["debubble/bubble_fraction"] == pytest.approx(0.404, abs=0.001)
+    assert names["values"]["bubble_fraction"] == pytest.approx(0.404, abs=0.001)
 
 
 def headings(page, folder="reference"):

@@ -7,6 +7,7 @@ import pytest
 from support.timelines.engine_runs import UNITS, run_order, timeline_of
 
 from debubble.ledger.ledger import build_ledger
+from debubble.report.frame import frame_step
 from debubble.report.lanes import draw_lanes
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
@@ -75,7 +76,7 @@ def test_what_equal_stages_would_buy_is_what_they_do_buy():
 
 
 def test_it_can_be_drawn():
-    lines = draw_lanes(timeline_of("forward-only", 2, 2), 0, None, 40)
+    lines = draw_lanes(frame_step(timeline_of("forward-only", 2, 2), 0, None), 40)
     assert [line.plain.rstrip() for line in lines][1:5] == [
         "rank 0 " + "F" * 22 + "·" * 11,
         "    mb " + "0" * 11 + "1" * 11,

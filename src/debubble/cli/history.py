@@ -91,13 +91,12 @@ def add(  # noqa: PLR0913 (one argument a flag)
         now_s = time.time()
         number = history.add(name, kept, now_s=now_s, tags=pairs)
     record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
-    page = history_page([record])
-    page.answer = f"Kept as {name}."
+    answer = answer_history([record], gaps)
     # A URL with a user may hold a password.
     place = "" if store is None else f" --store {'URL' if '@' in store else shlex.quote(store)}"
-    page.next_command = manners.hint(f"debubble history{place}")
-    page.gaps = list(gaps)
-    finish(page, answer_history([record], gaps), manners)
+    page = history_page(answer, manners.hint(f"debubble history{place}"))
+    page.answer = f"Kept as {name}."
+    finish(page, answer, manners)
 
 
 @command.command("show")
@@ -119,9 +118,8 @@ def _print_records(
     from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_page
 
-    page = history_page(records)
-    page.gaps = list(damaged)
-    finish(page, answer_history(records, damaged, whole=whole), manners)
+    answer = answer_history(records, damaged, whole=whole)
+    finish(history_page(answer), answer, manners)
 
 
 @command.command("tag")
@@ -134,19 +132,6 @@ def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
     with opened(store) as history:
         count = history.tag(name, pairs)
     click.echo(f"{count} tagged.")
-
-
-@command.command("export")
-@store_option
-def export(*, store: str | None) -> None:
-    """Write every sample of every measurement to stdout as CSV, a row a step."""
-    from debubble.report.compare import history_csv
-
-    with opened(store, read_only=True) as history:
-        records, damaged = history.readable_records()
-    for gap in damaged:
-        click.echo(f"warning: {printable(str(gap))}", err=True)
-    click.echo(history_csv(records), nl=False)
 
 
 @command.command("prune")

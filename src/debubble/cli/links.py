@@ -18,19 +18,16 @@ from debubble.cli.options import (
     VerbGroup,
     finish,
     force_option,
-    html_option,
     input_option,
     limit_option,
     output_option,
     output_options,
     pipeline_option,
-    places_for,
+    place_for,
     progress,
     question_option,
     refuse_typed,
-    report_options,
     trace_options,
-    write_html,
 )
 from debubble.errors import DebubbleError, Gap, UsageError
 from debubble.trace.source import Limits, Source, expand
@@ -84,8 +81,8 @@ def _is_trace(file: str, limits: Limits) -> bool:
 def _kind_of(file: str, limits: Limits) -> str | None:
     """Tell a log of a link test, and what a hop test wrote, from all else."""
     from debubble.links.live import is_measured
-    from debubble.links.logs.messages import is_of_recorder
     from debubble.links.logs.read import load_json, looks_like_log
+    from debubble.links.logs.recorders import is_of_recorder
 
     try:
         start = Source(file, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
@@ -153,7 +150,6 @@ def command() -> None:
     help="Output of `nvidia-smi topo -m` or `nvlink -s`.",
 )
 @pipeline_option
-@report_options
 @fail_on_option
 @trace_options
 @output_options
@@ -164,7 +160,6 @@ def read(  # noqa: PLR0913 (one argument a flag)
     classes: tuple[str, ...],
     topology_files: tuple[str, ...],
     pipeline: int | None,
-    report_path: Path | None,
     fail_on: str | None,
     reader: Reader,
     manners: Manners,
@@ -190,7 +185,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
         wires = Wires(classes=classes, topologies=topology_files, history=known.history)
         analysis = reader.analyse(places, question, manners, wires)
         answer = _of_traces(analysis, words)
-    _finish(answer, words, report_path, fail_on, manners)
+    _finish(answer, fail_on, manners)
 
 
 @command.command("run")
@@ -208,7 +203,6 @@ def read(  # noqa: PLR0913 (one argument a flag)
 @output_option(
     "--out", metavar="FILE", default="links.json", show_default=True, help="File to write."
 )
-@html_option
 @force_option
 @fail_on_option
 @output_options
@@ -218,7 +212,6 @@ def run(  # noqa: PLR0913 (one argument a flag)
     size: str | None,
     backend: str | None,
     out: str,
-    html: str | None,
     force: bool,
     fail_on: str | None,
     manners: Manners,
@@ -226,7 +219,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
     from debubble.links.live import run_here
 
-    report_path, file = places_for({"--html": html, "--out": out}, force=force)
+    file = place_for(out, force=force)
     words = ["--size", size] if size else []
     words += ["--backend", backend] if backend else []
     words += ["--force"] if force else []
@@ -234,7 +227,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
         run_here(ranks, words, Path(out), on_progress=show)
     answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
-    _finish(answer, "this machine", report_path, fail_on, manners)
+    _finish(answer, fail_on, manners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,13 +241,11 @@ class _Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What is printed, and drawn."""
+    """What is printed, and judged."""
 
     page: Page
     data: Answer | dict[str, Any]
     gaps: Sequence[Gap | AnswerWarning]
-    rates: dict[Hop, float]
-    slow: list[Hop]
     verdicts: list[Verdict]
     absent: Sequence[int] = ()
     """Ranks of the pipeline that no trace is of: nothing is told of their hops."""
@@ -265,7 +256,6 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
     from debubble.report.links import links_page
 
     answer = answer_links(analysis)
-    slow = [health.hop for health in analysis.links.slow]
     page = links_page(answer, f"debubble plan {words}")
     if len(analysis.pipelines) > 1:
         page.notes.insert(0, "the hops of another pipeline: --pipeline N")
@@ -273,41 +263,27 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
         page=page,
         data=answer,
         gaps=answer.warnings,
-        rates={
-            (hop.from_rank, hop.to_rank): hop.one_message_bytes_per_s
-            for hop in answer.hops
-            if hop.one_message_bytes_per_s
-        },
-        slow=slow,
         verdicts=verdicts_of(answer.hops),
         absent=analysis.pipeline.absent,
     )
 
 
 def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
-    from debubble.links.logs.pairs import doubts_about, pairs_in
+    from debubble.links.logs.hops import hops_in
     from debubble.links.logs.read import read_log, read_text
     from debubble.report.answers.link_tests import answer_logs
-    from debubble.report.link_tests import logs_page
+    from debubble.report.links import logs_page
 
     logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
-    ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
-    pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
-    gaps = doubts_about(logs)
+    ranks = sorted({rank for log in logs for rank in log.ranks})
+    hops = hops_in(logs, classes=_classes_of(known, ranks), history=known.history)
+    gaps = [gap for log in logs for gap in log.doubts]
+    answer = answer_logs(logs, hops, gaps)
     return _Answer(
-        page=logs_page(logs, pairs, gaps, "torchrun … -m debubble.links"),
-        data=answer_logs(logs, pairs, gaps),
+        page=logs_page(answer, "torchrun … -m debubble.links"),
+        data=answer,
         gaps=gaps,
-        rates={
-            hop: result.bytes_per_s for result in pairs for hop in (result.pair, result.pair[::-1])
-        },
-        slow=[
-            hop
-            for result in pairs
-            if result.judgement.slow
-            for hop in (result.pair, result.pair[::-1])
-        ],
-        verdicts=[result.judgement.verdict for result in pairs],
+        verdicts=[hop.judgement.verdict for hop in hops],
     )
 
 
@@ -316,7 +292,7 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
     from debubble.links.logs.read import read_text
     from debubble.links.wiring import read_topologies
     from debubble.report.answers.link_tests import answer_live
-    from debubble.report.link_tests import live_page
+    from debubble.report.links import live_page
 
     if len(files) > 1:
         raise UsageError("one hop test at a time", hint="hold it against others with --history")
@@ -324,12 +300,11 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
     classes = _classes_of(known, [place.rank for place in measured.places])
     hops = judge_measured(measured, classes=classes, history=known.history)
     _, gaps = read_topologies(known.topologies)
+    answer = answer_live(measured, hops, gaps)
     return _Answer(
-        page=live_page(measured, hops, gaps, ""),
-        data=answer_live(measured, hops, gaps),
+        page=live_page(answer),
+        data=answer,
         gaps=tuple(gaps),
-        rates={hop.hop: hop.bytes_per_s for hop in hops},
-        slow=[hop.hop for hop in hops if hop.judgement.slow],
         verdicts=[hop.judgement.verdict for hop in hops],
     )
 
@@ -341,16 +316,10 @@ def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
     return parse_classes(known.classes, every)
 
 
-def _finish(
-    answer: _Answer, run: str, report_path: Path | None, fail_on: str | None, manners: Manners
-) -> None:
-    """Draw and print; exit as the user asked."""
-    from debubble.report.html.measured import links_report
-
+def _finish(answer: _Answer, fail_on: str | None, manners: Manners) -> None:
+    """Print; exit as the user asked."""
     page = answer.page
     page.next_command = manners.hint(page.next_command)
-    if report_path is not None:
-        write_html(links_report(answer.rates, answer.slow, page, run), report_path, manners)
     finish(page, answer.data, manners)
     if fail_on:
         judge_slow(answer.verdicts, answer.gaps, answer.absent)

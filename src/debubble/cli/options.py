@@ -256,12 +256,6 @@ price_option = question_option(
 pipeline_option = input_option(
     "--pipeline", type=int, metavar="N", help="Pipeline to analyse, counted from 0."
 )
-in_flight_option = input_option(
-    "--in-flight-measured",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="Batches that the server keeps in flight, if the traces do not show it.",
-)
 memory_limit_option = limit_option(
     "--memory-limit",
     "limit_bytes",
@@ -460,7 +454,7 @@ class Reader:
 
     def _means(self, places: Sequence[str], files: RunFiles, show: Progress) -> Means:
         from debubble.timeline.fleet.survey import Means
-        from debubble.trace.digest.content import place_digests
+        from debubble.trace.digest import place_digests
         from debubble.trace.engine import LOCAL, Engine
 
         engine: Engine = LOCAL

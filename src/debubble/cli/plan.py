@@ -23,7 +23,6 @@ from debubble.cli.options import (
     force_option,
     gathered,
     html_option,
-    in_flight_option,
     output_option,
     pipeline_option,
     place_for,
@@ -158,11 +157,11 @@ def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     hint = "" if framework else manners.hint(following)
     page = server_plan_page(answer, hint, details=manners.details)
     if report_path is not None:
-        from debubble.report.html.plan import server_plan_report
+        from debubble.report.html.reports import timeline_report
         from debubble.report.html.views import pipelines_shown
 
         whole = server_plan_page(answer, hint)
-        report = server_plan_report(answer, pipelines_shown(run), whole, words)
+        report = timeline_report("plan", pipelines_shown(run), whole, words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:
@@ -208,7 +207,6 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 @max_microbatches_option
 @hold_option("batch, in training")
 @server_options
-@in_flight_option
 @question_option(
     "--for",
     "planned_for",
@@ -239,7 +237,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     most_microbatches: int | None,
     hold: Hold | None,
     server: ServerQuestion,
-    in_flight_measured: int | None,
     planned_for: str | None,
     framework: str | None,
     out: str | None,
@@ -268,7 +265,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         manners,
         pipeline=pipeline,
         schedule=stated.schedule,
-        in_flight=in_flight_measured,
     )
     words = shlex.join(traces)
     if run.pipeline.kind == "stream":
@@ -306,14 +302,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         page.notes.append(kept_as)
         whole.notes.append(kept_as)
     if report_path is not None:
-        from debubble.report.html.plan import plan_report, views_of_plan
-        from debubble.report.html.views import PipelineView
+        from debubble.report.html.reports import plan_report
 
-        shown = PipelineView(timeline=run.timeline, figures=run.pipeline, ledger=run.ledger)
         written = answer.emitted.text.splitlines() if answer.emitted else []
-        whole = replace(whole, lines=written)
-        compared = views_of_plan(planned, shown, run.basis.traced)
-        report = plan_report(answer, shown, compared, whole, words)
+        report = plan_report(run, planned, replace(whole, lines=written), words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:

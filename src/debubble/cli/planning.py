@@ -26,14 +26,13 @@ if TYPE_CHECKING:
     from debubble.plan.server import ServerQuestion, StatedLoad
 
 
-def analyse_stated(  # noqa: PLR0913 (a run, and what is known of it)
+def analyse_stated(
     reader: Reader,
     traces: Sequence[str],
     manners: Manners,
     *,
     pipeline: int | None,
     schedule: str | None,
-    in_flight: int | None,
 ) -> Analysis:
     """Read the run, whose schedule may be stated."""
     from debubble.timeline.fleet.survey import Question
@@ -45,8 +44,7 @@ def analyse_stated(  # noqa: PLR0913 (a run, and what is known of it)
             f"the schedule of the run must be named, and {schedule} is an order",
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
-    question = Question(pipeline=pipeline, statement=statement, in_flight=in_flight)
-    return reader.analyse(traces, question, manners)
+    return reader.analyse(traces, Question(pipeline=pipeline, statement=statement), manners)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -121,7 +119,7 @@ def refuse_for_streams(flags: Collection[str]) -> None:
     )
 
 
-OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--in-flight-measured", "--chunk")
+OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--chunk")
 
 
 def refuse_for_steps() -> None:

@@ -29,7 +29,6 @@ from debubble.cli.options import (
     trace_options,
     typed,
 )
-from debubble.cli.options import in_flight_option as in_flight_measured_option
 from debubble.cli.planning import (
     OF_SERVERS,
     analyse_stated,
@@ -226,6 +225,7 @@ def simulate_by_hand(
 ) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
     from debubble.report.answers.simulate import answer_by_hand
+    from debubble.report.frame import frame_step
     from debubble.report.lanes import draw_lanes
     from debubble.report.op_table import write_table
     from debubble.report.simulate import simulate_page
@@ -268,9 +268,8 @@ def simulate_by_hand(
         following = f"debubble plan {shlex.quote(str(table_path))}"
     page = simulate_page(answer, "" if draws else manners.hint(following))
     if draws:
-        page.drawing = draw_lanes(
-            timeline, 0, None, drawing_width(), units="units" if in_units else ""
-        )
+        frame = frame_step(timeline, 0, None)
+        page.drawing = draw_lanes(frame, drawing_width(), units="units" if in_units else "")
     finish(page, answer, manners)
 
 
@@ -342,7 +341,6 @@ def _read(text: str) -> tuple[float, bool]:
 @pipeline_option
 @by_hand_options
 @server_change_options
-@in_flight_measured_option
 @output_option("--timeline", "draws", is_flag=True, help="Timeline of the step, as text.")
 @trace_options
 @output_options
@@ -354,7 +352,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     pipeline: int | None,
     by_hand: ByHand,
     server: ServerQuestion,
-    in_flight_measured: int | None,
     draws: bool,
     reader: Reader,
     manners: Manners,
@@ -379,7 +376,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         manners,
         pipeline=pipeline,
         schedule=stated.schedule,
-        in_flight=in_flight_measured,
     )
     if run.pipeline.kind == "stream":
         from debubble.report.answers.server_plan import answer_server_simulate
@@ -394,6 +390,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         finish(server_plan_page(served), served, manners)
         return
     from debubble.report.answers.simulate import answer_simulate
+    from debubble.report.frame import frame_step
     from debubble.report.lanes import draw_lanes
     from debubble.report.simulate import simulate_page
 
@@ -403,5 +400,5 @@ def command(  # noqa: PLR0913 (one argument a flag)
         answer = answer_simulate(run, asked, request)
     page = simulate_page(answer, manners.hint(f"debubble plan {shlex.join(traces)}"))
     if draws:
-        page.drawing = draw_lanes(asked.draw(), 0, None, drawing_width())
+        page.drawing = draw_lanes(frame_step(asked.draw(), 0, None), drawing_width())
     finish(page, answer, manners)

@@ -62,7 +62,7 @@ from debubble.timeline.model import (
     rows_by_hop,
 )
 from debubble.timeline.transfers import HopFigures, known_to_leave
-from debubble.units import NS_PER_S
+from debubble.units import NS_PER_S, show_bytes
 
 Hop = tuple[int, int]
 """The rank that sends and the rank that receives."""
@@ -796,57 +796,55 @@ def judge_hops(
     classes: Mapping[Hop, LinkClass],
     history: Mapping[Hop, Past],
 ) -> dict[Hop, Judgement]:
-    """Judge each hop by its own past, by its peers, and by its kind of wire where that is stated.
-
-    What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
-    """
+    """Judge each hop of a run."""
     judged = {}
     for times in hops:
         hop, size = times.hop, times.figures.message_bytes
         if not times.told:
-            judged[hop] = unknown("when its messages left was not recorded")
-            continue
-        if times.figures.count < FEWEST:
-            judged[hop] = unknown("too few messages to tell")
-            continue
-        found: list[Judgement | None] = []
-        past, wire = history.get(hop), classes.get(hop)
-        before = past.time_ns(size) if past else None
-        if times.alone_ns is not None and before is not None:
-            found.append(judge_time(times.alone_ns, before, "history"))
-        found.append(_by_peers(times, against))
-        if times.alone_ns is not None and wire is not None and size > 0:
-            found.append(judge_by_class(times.alone_ns, size, wire))
-        judged[hop] = decide(found)
+            judged[hop] = _unknown("when its messages left was not recorded")
+        elif times.figures.count < FEWEST:
+            judged[hop] = _unknown("too few messages to tell")
+        else:
+            ladder = [] if times.alone_ns is None else [(size, float(times.alone_ns))]
+            judged[hop] = judge(hop, ladder, _by_peers(times, against), classes, history)
     return judged
 
 
-def decide(found: Sequence[Judgement | None]) -> Judgement:
-    """Return the worst of what tells slow; else the first that tells anything."""
-    told = [judgement for judgement in found if judgement is not None]
-    slow = [judgement for judgement in told if judgement.slow]
+def judge(
+    hop: Hop,
+    ladder: Sequence[tuple[int, float]],
+    by_peers: Judgement | None,
+    classes: Mapping[Hop, LinkClass],
+    history: Mapping[Hop, Past],
+) -> Judgement:
+    """Judge a hop by its past, by its peers, and by its kind of wire where that is stated.
+
+    What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
+    `ladder` is what messages take, by size in ascending order.
+    """
+    past, wire = history.get(hop), classes.get(hop)
+    found = [] if by_peers is None else [by_peers]
+    times = [time / before for size, time in ladder if past and (before := past.time_ns(size))]
+    if times:
+        longer = float(np.median(times))
+        found.insert(0, judge_ratio(longer, slow=longer > SLOW, against="history"))
+    if wire is not None and ladder and ladder[-1][0] > 0:
+        size, time = ladder[-1]
+        longer = time / (size / wire.bytes_per_s * NS_PER_S)
+        found.append(judge_ratio(longer, slow=longer > SLOW_FOR_ITS_CLASS, against="class"))
+    slow = [judgement for judgement in found if judgement.slow]
     if slow:
         return max(slow, key=lambda judgement: judgement.times or 0.0)
-    return told[0] if told else unknown("no peers, no history and no --class to hold it against")
+    if not found and history:
+        sized = f" with messages of {show_bytes(ladder[-1][0])}" if ladder else ""
+        return _unknown(
+            f"the history has nothing of hop {hop[0]} → {hop[1]}{sized}, and there is no --class"
+        )
+    return found[0] if found else _unknown("no peers, no history and no --class to hold it against")
 
 
-def unknown(why: str) -> Judgement:
-    """Say that nothing can be said."""
+def _unknown(why: str) -> Judgement:
     return Judgement(verdict=Verdict.UNKNOWN, against=None, times=None, why=why)
-
-
-def judge_time(
-    time_ns: float, expected_ns: float, against: str, *, limit: float = SLOW
-) -> Judgement:
-    """Hold one figure, itself made of many messages, against another."""
-    times = time_ns / max(expected_ns, 1.0)
-    return judge_ratio(times, slow=times > limit, against=against)
-
-
-def judge_by_class(time_ns: float, size: int, wire: LinkClass) -> Judgement:
-    """Hold a message's time against what its kind of wire can do."""
-    expected = size / wire.bytes_per_s * 1e9
-    return judge_time(time_ns, expected, "class", limit=SLOW_FOR_ITS_CLASS)
 
 
 def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
@@ -858,6 +856,26 @@ def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
         times=times,
         why=f"takes {times:.1f} times as long as {of}",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedHop:
+    """One direction between two ranks as a test, or a recorder beside a job, measured it."""
+
+    hop: Hop
+    size_bytes: int
+    """The largest messages."""
+    time_s: float
+    fit: Fit | None
+    judgement: Judgement
+    both_ways: bool = False
+    """Messages went both ways at once: the figures are those of either."""
+    file: str = ""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of one direction."""
+        return self.size_bytes / self.time_s
 
 
 class Ratios(NamedTuple):

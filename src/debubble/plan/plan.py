@@ -183,12 +183,10 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         timeline=timeline,
         most_microbatches=most_microbatches,
         links=links,
-        search=None
-        if search is None
-        else replace(search, cuts_anew=allowed.split, schedules=allowed.schedules),
+        search=search and replace(search, cuts_anew="split" not in allowed.barred),
     )
     if baseline.slow_ranks:
-        allowed = replace(allowed, split=False)
+        allowed = replace(allowed, barred=allowed.barred | {"split"})
     sieve = _Sieve(start=start, allowed=allowed)
     if baseline.slow_ranks:
         slow = numbered("rank", baseline.slow_ranks)
@@ -278,7 +276,7 @@ class _Sieve:
         schedules: list[Idea] = []
         for lever in LEVERS:
             alone[lever.key] = []
-            if allowed.bars(lever.key) or (lever.key == "order" and not self._takes_orders()):
+            if lever.key in allowed.barred or (lever.key == "order" and not self._takes_orders()):
                 continue
             if lever.probe is None or self._can_be_told(lever.key, lever.probe):
                 alone[lever.key] = self.keep(lever.ideas(self.start))
@@ -300,7 +298,9 @@ class _Sieve:
     def find_partition(self) -> None:
         """Find the best split, or remember why there is none."""
         baseline, allowed = self.start.baseline, self.allowed
-        if allowed.split and self._can_be_told("split", Change(split=baseline.source.split)):
+        if "split" not in allowed.barred and self._can_be_told(
+            "split", Change(split=baseline.source.split)
+        ):
             ends = allowed.empty_ends and self._can_have_empty_ends()
             try:
                 found = best_split(baseline, Change(), empty_ends=ends)
@@ -473,7 +473,7 @@ def _on_top_of_repairs(
     if not repairs or repairs[0].option.throughput_low <= WORTH:
         return
     mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
-    others = replace(allowed, link=False, overlap=False)
+    others = replace(allowed, barred=allowed.barred | {"link", "overlap"})
     sieve = _Sieve(start=replace(start, baseline=mended, search=None), allowed=others)
     sized = [
         idea

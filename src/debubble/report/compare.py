@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
-from typing import Any
-
 from debubble.measure.comparison import Verdict
-from debubble.measure.measurement import middle
-from debubble.measure.store import Record, created_at
 from debubble.report.answers.compare import (
     CompareAnswer,
+    HistoryAnswer,
     label_of,
     show_delta,
     show_figure,
     show_interval,
 )
 from debubble.report.text import Page, Table
-from debubble.timeline.job import Basis
 from debubble.units import (
     UNKNOWN,
     counted,
-    printable,
     show_bytes,
     show_known,
     show_largest,
@@ -30,7 +22,6 @@ from debubble.units import (
     show_share,
 )
 
-_UNPROFILED = " *"
 # Of a batch; what is less on both sides reads as nothing.
 _SHOWN = 0.0005
 
@@ -94,107 +85,35 @@ def _cause_tables(answer: CompareAnswer) -> list[Table]:
     return [table]
 
 
-COLUMNS: dict[str, type] = {
-    "name": str,
-    "created": str,
-    "capture": str,
-    "step": int,
-    "bubble_fraction": float,
-    "batch_latency_s": float,
-    "step_time_s": float,
-    "basis": str,
-    "microbatches": int,
-    "schedule": str,
-    "split": str,
-    "tags": str,
-}
-
-
-# What a spreadsheet may take for the begin of a formula.
-_FORMULA = ("=", "+", "-", "@", "|", "%")
-
-
-def history_page(records: Sequence[Record]) -> Page:
+def history_page(answer: HistoryAnswer, next_command: str = "") -> Page:
     """List records, a line each, oldest first."""
-    names = len({record.name for record in records})
-    heading = f"{counted(len(records), 'measurement')} of {counted(names, 'name')}"
-    page = Page(answer=f"{heading} in the history.")
-    if not records:
-        page.answer = "The history is empty."
+    page = Page(answer="The history is empty.", gaps=list(answer.warnings))
+    page.next_command = next_command
+    if not answer.records:
         page.next_command = "debubble history add TRACES --name NAME"
         return page
+    count = counted(len(answer.records), "measurement")
+    page.answer = (
+        f"{count} of {counted(len({r.name for r in answer.records}), 'name')} in the history."
+    )
+    bases = {record.basis for record in answer.records}
+    mark = {"unprofiled": " *"} if len(bases) > 1 else {}
+    page.notes = ["times: profiled, * unprofiled" if mark else f"times: {min(bases)}"]
     columns = ("name", "kept, UTC", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
-    shown = len(columns) - (not any(record.tags for record in records))
-    table = Table(columns=columns[:shown])
-    bases = {record.measurement.basis for record in records}
-    marked = {Basis.UNPROFILED} if len(bases) > 1 else set()
-    page.notes = [f"times: profiled,{_UNPROFILED} unprofiled" if marked else f"times: {min(bases)}"]
-    for record in records:
-        measurement = record.measurement
-        batch = middle(measurement.batch_latencies_s(measurement.basis))
-        # To the minute: --json and export have the seconds.
-        kept = created_at(record.created_s)[:16].replace("T", " ")
-        table.rows.append(
-            (
-                record.name,
-                kept,
-                str(len(measurement.samples)),
-                show_share(middle(measurement.bubble_fractions)),
-                show_known(batch, show_seconds)
-                + (_UNPROFILED if measurement.basis in marked else ""),
-                show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
-                measurement.schedule or UNKNOWN,
-                show_known(measurement.microbatches),
-                " ".join(f"{key}={value}" for key, value in record.tags.items()),
-            )[:shown]
+    table = Table(columns=columns)
+    for record in answer.records:
+        batch = show_known(record.numbers.batch_latency_s, show_seconds)
+        table.add(
+            record.name,
+            # To the minute: --json has the seconds.
+            record.created[:16].replace("T", " "),
+            str(record.n),
+            show_share(record.numbers.bubble_fraction),
+            batch + mark.get(record.basis, ""),
+            show_largest(record.numbers.peak_memory_bytes, show_bytes),
+            record.schedule or UNKNOWN,
+            show_known(record.microbatches),
+            " ".join(f"{key}={value}" for key, value in record.tags.items()),
         )
-    page.tables = [table]
+    page.tables = [table.without_unknown()]
     return page
-
-
-def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return every sample as a row, under the names of `COLUMNS`."""
-    rows = []
-    for record in records:
-        measurement = record.measurement
-        split = ",".join(map(str, measurement.split or ()))
-        tags = ";".join(f"{key}={value}" for key, value in record.tags.items())
-        for sample in measurement.samples:
-            values = (
-                record.name,
-                created_at(record.created_s),
-                sample.capture,
-                sample.step,
-                sample.bubble_fraction,
-                sample.batch_latency_s,
-                sample.step_time_s,
-                str(measurement.traced),
-                measurement.microbatches,
-                measurement.schedule,
-                split,
-                tags,
-            )
-            texts = (
-                value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-                for value in values
-            )
-            rows.append(dict(zip(COLUMNS, texts, strict=True)))
-    return rows
-
-
-def history_csv(records: Sequence[Record]) -> str:
-    """Write every sample as a row."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in history_rows(records):
-        writer.writerow({name: _cell(value) for name, value in row.items()})
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """Return a cell that a spreadsheet shows: it takes a text that begins so for a formula."""
-    if not isinstance(value, str):
-        return value
-    text = printable(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text

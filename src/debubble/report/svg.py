@@ -17,7 +17,7 @@ import numpy as np
 
 from debubble.ledger.causes import Cause
 from debubble.report.chrome import assign_tracks
-from debubble.report.lanes import Frame, decimals_of, round_distance
+from debubble.report.frame import Frame, decimals_of, round_distance
 from debubble.report.markup import rect, safe, text
 from debubble.report.palette import DARK, KINDS, LABEL_INK, LIGHT, cause_rules, hatch_patterns
 from debubble.timeline.model import I64, PassKind, RankTimeline
@@ -266,7 +266,7 @@ def _legend(frame: Frame, y: int) -> tuple[list[str], int]:
         for kind, look in KINDS.items()
         if (frame.passes.kind == kind).any()
     ]
-    entries += [(f"url(#h-{cause})", cause.about.word, "") for cause in _seen(frame)]
+    entries += [(f"url(#h-{cause})", cause.word, "") for cause in _seen(frame)]
     parts, x = [], float(_PADDING)
     for fill, words, letter in entries:
         width = _SWATCH + 6 + _LETTER * len(words) + 16

@@ -216,7 +216,6 @@ def test_dark_follows_the_system_and_the_button_overrules_it(page):
     [
         "plan tests/data/h200/1f1b_p3_m7",
         "compare tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4",
-        "links tests/data/h200/1f1b_p3_m7",
         "find tests/data/h200/fwd_closed_m4",
     ],
 )

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from debubble.analysis import Analysis, analyse_served
+from debubble.analysis import Analysis, analyse_found
 from debubble.annexes.watch.supervise import PATIENCE
 from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.ledger.hop_health import HopHealth
@@ -26,7 +26,7 @@ from debubble.report.text import Page, print_page
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S
 
@@ -135,8 +135,6 @@ class Task:
     """The server's requests by bucket, where it counts them."""
     digests: DigestPlace | None = None
     """Where a digest of each rank is kept."""
-    in_flight: int | None = None
-    """Batches that the server is said to keep in flight."""
     written_s: float | None = None
     """When the last of its files was, where that is known."""
 
@@ -171,7 +169,7 @@ class _TooLate(BaseException):
 
 def _analyse(task: Task) -> tuple[Measurement, Finding]:
     means = Means(digests=task.digests)
-    run = analyse_served(find_run(task.files), task.in_flight, means)
+    run = analyse_found(find_run(task.files), means=means)
     figures, measurement = run.pipeline, run.measurement
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")

@@ -23,7 +23,7 @@ from msgspec.structs import fields
 from debubble.annexes import drift
 from debubble.capture.server import KINDS
 from debubble.errors import UsageError, WatchError
-from debubble.trace.digest.content import BESIDE
+from debubble.trace.digest import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import parse_period, parse_share
 
@@ -66,8 +66,6 @@ class Source(Table, frozen=True, kw_only=True):
     """How many raw captures are kept; None for all."""
     digests: str | None = None
     """Where digests are kept: a folder, a prefix, or `beside` the traces."""
-    in_flight: _Count | None = None
-    """Batches that a server keeps in flight, where its captures leave that open."""
     trigger: Trigger | None = field(name="server", default=None)
     """In the file its keys stand beside the source's own."""
 

@@ -266,7 +266,6 @@ class Service:
             timeout_s=self.config.analysis.timeout_s,
             traffic=traffic,
             digests=await self._in_thread(digest_place, source),
-            in_flight=source.in_flight,
             written_s=newest_s,
         )
         analysis = await self._compute(task)

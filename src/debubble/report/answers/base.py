@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
-from html import escape
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
@@ -159,9 +158,6 @@ class AnswerWarning(Part, frozen=True, kw_only=True, omit_defaults=True):
 class Answer(Part, frozen=True, kw_only=True):
     """One verb's answer."""
 
-    drawn: ClassVar[dict[type[Answer], Callable[[Any], str]]] = {}
-    """How each kind of answer shows itself in a notebook; whoever can draw says it."""
-
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as `--json` has it, as plain objects."""
         plain: dict[str, Any] = _plain(msgspec.to_builtins(self))
@@ -197,10 +193,6 @@ class Answer(Part, frozen=True, kw_only=True):
         headline = getattr(self, "verdict", None) or getattr(self, "sentence", None)
         return headline if isinstance(headline, str) else super().__repr__()
 
-    def _repr_html_(self) -> str:
-        draw = self.drawn.get(type(self))
-        return draw(self) if draw else f"<pre>{escape(self.to_json())}</pre>"
-
 
 class ErrorPart(Part, frozen=True, kw_only=True):
     """What is wrong, where, and what to do about it."""
@@ -232,7 +224,7 @@ def _flat(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{above}{name}.")
-        elif not (isinstance(value, list) and value and isinstance(value[0], dict)):
+        elif not (isinstance(value, list | tuple) and value and isinstance(value[0], dict)):
             flat[f"{above}{name}"] = value
     return flat
 

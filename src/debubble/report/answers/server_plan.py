@@ -256,7 +256,7 @@ def _assumptions(analysis: Analysis, plan: ServerPlan) -> list[str]:
     if analysis.stream is not None and analysis.stream.batches.stream.first_sets_pace:
         assumptions.append(
             f"{model.setting.in_flight} batches in flight (the first stage sets the pace, so more "
-            "would not show; else give --in-flight-measured)"
+            "would not show)"
         )
     if any(case.more_in_turn for case in model.others):
         assumptions.append(
