@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 import pytest
 from click.testing import CliRunner
 
-from debubble.cli import VERBS, plan, simulate
+from debubble.cli import plan, simulate
 from debubble.cli.options import (
     Verb,
     gathered,
@@ -44,14 +42,6 @@ def test_help_lists_options_by_heading_in_the_order_in_which_they_are_written():
     words = ["Question:", "--width", "--depth", "Output:", "--out", "--help"]
     assert [said.find(word) for word in words] == sorted(said.find(word) for word in words)
     assert "Limits" not in said
-
-
-@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"mcp"}))  # a protocol has one form
-def test_every_verb_can_be_pasted_and_read_by_a_program(verb):
-    command = importlib.import_module(f"debubble.cli.{verb}").command
-    inner = getattr(command, "commands", {}).values()
-    flags = {flag for one in (command, *inner) for option in one.params for flag in option.opts}
-    assert {"--markdown", "--json"} <= flags
 
 
 @click.command(cls=Verb)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
 
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
-_USUAL_SEARCH = "10s"
 # What decides which option is first: asked again without it, another one might be written.
 _DECIDING = (
     *("--pipeline", "--schedule", "--communication", "--layers", "--memory-limit", "--latency"),
@@ -142,12 +140,8 @@ _search_options = gathered(
     _read_search,
     question_option(
         "--search",
-        is_flag=False,
-        flag_value=_USUAL_SEARCH,
-        values=re.compile(r"[\d.]+[a-z]*"),
-        metavar="[TIME|ROUNDS]",
-        help="Search for an order of passes beyond the named schedules: 5s, or 40 rounds.  "
-        f"[alone: {_USUAL_SEARCH}]",
+        metavar="TIME|ROUNDS",
+        help="Search for an order of passes beyond the named schedules: 10s, or 40 rounds.",
     ),
 )
 
