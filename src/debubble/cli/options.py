@@ -6,6 +6,7 @@ verb as one argument.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import shutil
@@ -44,15 +45,22 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 HEADINGS = ("Input", "Question", "Output", "Limits")
+STEPS, SERVERS, BY_HAND = "runs with steps", "servers", "simulating without traces"
+"""What an option can be about."""
+RUNS = (STEPS, SERVERS)
 _TYPED = "debubble.typed"
 
 
 class VerbOption(click.Option):
-    """An option under one of the headings; it keeps the words that were typed."""
+    """An option under one of the headings; it keeps the words that were typed.
 
-    def __init__(self, *words: Any, heading: str, **settings: Any) -> None:
+    `of` says what it is about, where that is not all that its verb is about.
+    """
+
+    def __init__(self, *words: Any, heading: str, of: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*words, **settings)
         self.heading = heading
+        self.of = of
 
     def consume_value(
         self, ctx: click.Context, opts: Mapping[str, Any]
@@ -60,7 +68,7 @@ class VerbOption(click.Option):
         """Note what was typed, before it is read."""
         value, source = super().consume_value(ctx, opts)
         if source is ParameterSource.COMMANDLINE:
-            ctx.meta.setdefault(_TYPED, {})[self.opts[0]] = value
+            ctx.meta.setdefault(_TYPED, {})[self] = value
         return value, source
 
 
@@ -139,16 +147,35 @@ def gathered(name: str, made_by: Callable[..., object], *options: Decorator) -> 
     return decorate
 
 
-def typed_flags(among: Collection[str]) -> dict[str, Any]:
-    """Return which of these flags were typed, with their words, in this order."""
-    typed_words = click.get_current_context().meta.get(_TYPED, {})
-    return {flag: typed_words[flag] for flag in among if flag in typed_words}
+def imported(path: str) -> Callable[..., Any]:
+    """Return a function by its `module:name`; the module is imported when it is called."""
+    module, _, name = path.partition(":")
+
+    def call(*words: object, **settings: object) -> Any:
+        return getattr(importlib.import_module(module), name)(*words, **settings)
+
+    return call
+
+
+def typed_options() -> dict[VerbOption, Any]:
+    """Return the options that were typed, with their words."""
+    options: dict[VerbOption, Any] = click.get_current_context().meta.get(_TYPED, {})
+    return options
 
 
 def refuse_typed(among: Collection[str], why: str, hint: str) -> None:
     """Refuse what was typed of these flags: it says something of what is not asked about."""
-    for flag in typed_flags(among):
-        raise UsageError(f"{flag} {why}", hint=hint)
+    for option in typed_options():
+        if option.opts[0] in among:
+            raise UsageError(f"{option.opts[0]} {why}", hint=hint)
+
+
+def refuse_others(subject: str) -> None:
+    """Refuse what was typed that is not about this subject."""
+    for option in typed_options():
+        if option.of and subject not in option.of:
+            known = " and ".join(option.of)
+            raise UsageError(f"{option.opts[0]} is only for {known}", hint="leave it out")
 
 
 def typed(options: Mapping[str, object]) -> str:
@@ -156,6 +183,16 @@ def typed(options: Mapping[str, object]) -> str:
     return " ".join(
         f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
     )
+
+
+def typed_questions() -> str:
+    """Write what was asked as it was typed, without what says how to answer."""
+    asked = {
+        option.opts[0]: value
+        for option, value in typed_options().items()
+        if option.heading != "Output" and not option.is_flag
+    }
+    return typed(asked)
 
 
 # A progress bar for anything that takes longer than a moment.
@@ -232,11 +269,12 @@ price_option = question_option(
     help="Price of one GPU hour, such as $2.50 or 2EUR.",
 )
 pipeline_option = input_option(
-    "--pipeline", type=int, metavar="N", help="Pipeline to analyse, counted from 0."
+    "--pipeline", of=RUNS, type=int, metavar="N", help="Pipeline to analyse, counted from 0."
 )
 memory_limit_option = limit_option(
     "--memory-limit",
     "limit_bytes",
+    of=(STEPS,),
     type=parse_memory,
     metavar="SIZE",
     help="Memory of each rank, such as 80GiB.",
@@ -482,7 +520,7 @@ def _make_reader(
 
 
 _capture_option = input_option(
-    "--capture", metavar="NAME", help="Capture to read, where there are several."
+    "--capture", of=RUNS, metavar="NAME", help="Capture to read, where there are several."
 )
 # What every verb that reads traces takes.
 trace_options = gathered("reader", _make_reader, _capture_option)
