@@ -44,7 +44,7 @@ from debubble.cli.planning import (
     server_options,
     stated_options,
 )
-from debubble.errors import Touch, UsageError
+from debubble.errors import Touch, UsageError, mask_secrets
 from debubble.units import NS_PER_S, parse_duration, write_file
 
 if TYPE_CHECKING:
