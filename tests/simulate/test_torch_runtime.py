@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from support.requirements import need_package
+from support.simulator.posted import words_of
 
 from debubble.simulate.communication import Communication
 from debubble.simulate.planned import plan_program
-from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import Action, order_of
 
 need_package("torch.distributed.pipelining._schedule_visualizer")
@@ -24,29 +24,6 @@ SIZES = [
     *((name, *sizes) for name in LOOPED for sizes in [(2, 4, 2), (4, 8, 2), (4, 12, 3), (3, 6, 5)]),
     *((name, *sizes) for name in V_SHAPED for sizes in [(2, 4, 2), (3, 6, 2), (4, 8, 2)]),
 ]
-
-
-def words_of(program, rank):
-    """What a rank's host runs and posts, in its order and torch's words: a list of each batch."""
-    passes, batches, messages = program.passes, program.batches, program.messages
-    posted = [[] for _ in range(len(batches))]
-    for row in range(len(messages)):
-        producer = messages.producer[row]
-        stage, number = passes.stage[producer], passes.microbatch[producer]
-        way, to = ("F", 1) if passes.kind[producer] == PassKind.F else ("B", -1)
-        posted[messages.sent[row]].append(f"{stage}SEND_{way}{number}")
-        posted[messages.received[row]].append(f"{stage + to}RECV_{way}{number}")
-    after = {}
-    for row in range(len(batches)):
-        if batches.place[row] == rank:
-            after.setdefault(int(batches.after[row]), []).append(posted[row])
-    said = after.get(-1, [])
-    for row in range(len(passes)):
-        if passes.place[row] == rank:
-            kind = PassKind(passes.kind[row]).name
-            said.append([f"{passes.stage[row]}{kind}{passes.microbatch[row]}"])
-            said += after.get(row, [])
-    return said
 
 
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "chunks"), SIZES)

@@ -24,13 +24,14 @@ from debubble.cli.options import (
     output_options,
     pipeline_option,
     place_for,
+    plain_output_options,
     progress,
     question_option,
     refuse_typed,
     trace_options,
 )
 from debubble.errors import DebubbleError, Gap, UsageError
-from debubble.trace.source import Limits, Source, expand
+from debubble.trace.source import DEFAULT_LIMITS, Source, expand
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
@@ -42,24 +43,24 @@ if TYPE_CHECKING:
 _PREFIX_BYTES = 64 * 1024
 
 
-def sort_places(places: Sequence[str], limits: Limits) -> tuple[str, list[str]]:
+def sort_places(places: Sequence[str]) -> tuple[str, list[str]]:
     """Return `traces`, `log` or `measured`, and the files of the latter two."""
-    sorted_out = [_sort(place, limits) for place in places]
+    sorted_out = [_sort(place) for place in places]
     if len({kind for kind, _ in sorted_out}) > 1:
         raise UsageError("traces and logs are read apart", hint="give one kind in a command")
     return sorted_out[0][0], [file for _, files in sorted_out for file in files]
 
 
-def _sort(place: str, limits: Limits) -> tuple[str, list[str]]:
+def _sort(place: str) -> tuple[str, list[str]]:
     """Tell what one word means. A folder with a trace in it is of traces, whatever is beside it."""
     files, named = expand([place])
     if named:
-        return _kind_of(files[0], limits) or "traces", list(files)
+        return _kind_of(files[0]) or "traces", list(files)
     kinds: dict[str, list[str]] = {}
     for file in files:
-        if _is_trace(file, limits):
+        if _is_trace(file):
             return "traces", []
-        if kind := _kind_of(file, limits):
+        if kind := _kind_of(file):
             kinds.setdefault(kind, []).append(file)
     if len(kinds) > 1:
         raise UsageError(
@@ -68,24 +69,24 @@ def _sort(place: str, limits: Limits) -> tuple[str, list[str]]:
     return next(iter(kinds.items()), ("traces", []))
 
 
-def _is_trace(file: str, limits: Limits) -> bool:
+def _is_trace(file: str) -> bool:
     """Tell traces; what cannot be opened may be one, and reading it says why it cannot."""
     from debubble.trace.captures import recognise
 
     try:
-        return recognise(file, limits).is_trace
+        return recognise(file).is_trace
     except DebubbleError:
         return False
 
 
-def _kind_of(file: str, limits: Limits) -> str | None:
+def _kind_of(file: str) -> str | None:
     """Tell a log of a link test, and what a hop test wrote, from all else."""
     from debubble.links.live import is_measured
     from debubble.links.logs.read import load_json, looks_like_log
     from debubble.links.logs.recorders import is_of_recorder
 
     try:
-        start = Source(file, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
+        start = Source(file).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
     except DebubbleError:
         return None
     if not start.lstrip().startswith("{"):
@@ -169,17 +170,16 @@ def read(  # noqa: PLR0913 (one argument a flag)
     from debubble.links.wiring import read_history
     from debubble.timeline.fleet.survey import Question
 
-    limits = reader.limits
     words = " ".join(shlex.quote(word) for word in places)
     known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
-    kind, files = sort_places(places, limits)
+    kind, files = sort_places(places)
     if kind != "traces":
-        flags = ("--pipeline", "--capture", "--digest")
+        flags = ("--pipeline", "--capture")
         refuse_typed(flags, "is about traces, and these are logs", "leave it out")
     if kind == "log":
-        answer = _of_logs(files, known, limits)
+        answer = _of_logs(files, known)
     elif kind == "measured":
-        answer = _of_measured(files, known, limits)
+        answer = _of_measured(files, known)
     else:
         question = Question(pipeline=pipeline)
         wires = Wires(classes=classes, topologies=topology_files, history=known.history)
@@ -205,7 +205,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
 )
 @force_option
 @fail_on_option
-@output_options
+@plain_output_options
 def run(  # noqa: PLR0913 (one argument a flag)
     *,
     ranks: int,
@@ -225,7 +225,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     words += ["--force"] if force else []
     with progress("measuring", manners) as show:
         run_here(ranks, words, Path(out), on_progress=show)
-    answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
+    answer = _of_measured([str(file)], _Known())
     answer.page.next_command = f"debubble links {shlex.quote(out)}"
     _finish(answer, fail_on, manners)
 
@@ -268,13 +268,13 @@ def _of_traces(analysis: Analysis, words: str) -> _Answer:
     )
 
 
-def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+def _of_logs(files: Sequence[str], known: _Known) -> _Answer:
     from debubble.links.logs.hops import hops_in
     from debubble.links.logs.read import read_log, read_text
     from debubble.report.answers.link_tests import answer_logs
     from debubble.report.links import logs_page
 
-    logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
+    logs = [read_log(read_text(file, DEFAULT_LIMITS), file) for file in (*files, *known.topologies)]
     ranks = sorted({rank for log in logs for rank in log.ranks})
     hops = hops_in(logs, classes=_classes_of(known, ranks), history=known.history)
     gaps = [gap for log in logs for gap in log.doubts]
@@ -287,7 +287,7 @@ def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
     )
 
 
-def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+def _of_measured(files: Sequence[str], known: _Known) -> _Answer:
     from debubble.links.live import judge_measured, read_measured
     from debubble.links.logs.read import read_text
     from debubble.links.wiring import read_topologies
@@ -296,7 +296,7 @@ def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer
 
     if len(files) > 1:
         raise UsageError("one hop test at a time", hint="hold it against others with --history")
-    measured = read_measured(json.loads(read_text(files[0], limits)), files[0])
+    measured = read_measured(json.loads(read_text(files[0], DEFAULT_LIMITS)), files[0])
     classes = _classes_of(known, [place.rank for place in measured.places])
     hops = judge_measured(measured, classes=classes, history=known.history)
     _, gaps = read_topologies(known.topologies)
