@@ -28,8 +28,8 @@ from debubble.report.answers.ledger import (
 from debubble.report.answers.links import HopPart
 from debubble.report.answers.microbatches import say_microbatches
 from debubble.report.answers.replicas import ReplicasPart
-from debubble.report.answers.serving import HostPart
 from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest, fold, show_sizes
+from debubble.serving.hosts import HostTime
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (
     UNKNOWN,
@@ -520,7 +520,7 @@ def _say_late(answer: FindAnswer) -> str:
     return f"waits in collectives of a stage: {pairs}"
 
 
-def _host_table(hosts: Sequence[HostPart]) -> Table:
+def _host_table(hosts: Sequence[HostTime]) -> Table:
     """Lay out what each host does with the time of a batch."""
     columns = ("host of rank", "launch", "send", "receive", "synchronise", "other")
     table = Table(columns=columns)
