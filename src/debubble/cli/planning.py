@@ -1,4 +1,4 @@
-"""Options of verbs that predict: the other run, tokens, layers, and what is known of a server."""
+"""Options of verbs that predict: the schedule, layers, memory, and what is known of a server."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from debubble.plan.server import ServerQuestion, StatedLoad
 
 
-def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
+def analyse_stated(
     reader: Reader,
     traces: Sequence[str],
-    also: str | None,
     manners: Manners,
     *,
     pipeline: int | None,
     schedule: str | None,
-) -> tuple[Analysis, Analysis | None]:
-    """Read the run, whose schedule may be stated, and the other one of its model, if any."""
+) -> Analysis:
+    """Read the run, whose schedule may be stated."""
     from debubble.timeline.fleet.survey import Question
     from debubble.timeline.schedules import SCHEDULES, state_schedule
 
@@ -45,11 +44,7 @@ def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
             f"the schedule of the run must be named, and {schedule} is an order",
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
-    question = Question(pipeline=pipeline, statement=statement)
-    run = reader.analyse(traces, question, manners)
-    if also is None:
-        return run, None
-    return run, reader.analyse((also,), Question(pipeline=pipeline), manners)
+    return reader.analyse(traces, Question(pipeline=pipeline, statement=statement), manners)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -63,44 +58,19 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return layers
 
 
-def parse_tokens(text: str) -> tuple[int, int | None]:
-    """Read `4096`, or `4096,2048`: of two runs."""
-    parts = text.split(",")
-    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
-        raise UsageError(f"{text!r} is no number of tokens", hint="write 4096, or 4096,2048")
-    return int(parts[0]), int(parts[1]) if len(parts) > 1 else None
-
-
-def _check_way(_context: click.Context, _option: click.Parameter, way: str | None) -> str | None:
-    """Refuse a way for messages to travel that there is not."""
-    from debubble.simulate.communication import Communication
-
-    if way is not None and way not in set(Communication):
-        ways = ", ".join(Communication)
-        raise UsageError(f"{way!r} is no message semantics", hint=f"one of {ways}")
-    return way
-
-
 def _make_stated(
-    *,
-    tokens: str | None,
-    tokens_measured: tuple[int, int | None] | None,
-    limit_bytes: int | None,
-    schedule_measured: str | None,
-    **stated: Any,
+    *, layers: tuple[int, ...] | None, limit_bytes: int | None, schedule_measured: str | None
 ) -> Stated:
-    from debubble.plan.request import Stated, Tokens
+    from debubble.plan.request import Stated
 
-    measured, also = tokens_measured or (None, None)
     return Stated(
-        tokens=Tokens(asked=tokens, measured=measured, also=also),
+        layers=layers,
         limit_bytes=None if limit_bytes is None else float(limit_bytes),
         schedule=schedule_measured,
-        **stated,
     )
 
 
-def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> Decorator:
+def stated_options(schedule_flag: str) -> Decorator:
     """Add what is said of a run that its traces may not tell, as `stated`."""
     return gathered(
         "stated",
@@ -112,32 +82,15 @@ def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> D
             help="Schedule of the run, if it is not recognised.",
         ),
         input_option(
-            "--communication",
-            metavar="WAY",
-            callback=_check_way,
-            help="Message semantics.  [default: best fit to the run; without traces, latency]",
-        ),
-        input_option(
             "--layers",
             type=parse_layers,
             metavar="N,N,...",
             help="Layers of each stage now, if the traces do not show them.",
         ),
-        question_option("--tokens", metavar="N", help=asked_tokens),
-        input_option(
-            "--tokens-measured",
-            type=parse_tokens,
-            metavar="N[,N]",
-            help="Tokens per microbatch in this run, and in the --also run.",
-        ),
         memory_limit_option,
-        *more,
     )
 
 
-also_option = input_option(
-    "--also", metavar="TRACES", help="Traces of another run of the same model, to learn from."
-)
 max_microbatches_option = limit_option(
     "--max-microbatches",
     "most_microbatches",

@@ -153,7 +153,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         files = _write_tables(pipelines, replace(usual, split=split), Path(tables), force=force)
         written += files
         layers = ",".join(map(str, split))
-        following = f"debubble plan {files[-1]} --also {files[0]} --layers {layers}"
+        following = f"debubble plan {files[-1]} --layers {layers}"
     with progress("simulating", manners):
         answer = pipelines.answer(ranks, counts, written)
     print_answer(probe_page(answer, manners.hint(following)), answer, manners)

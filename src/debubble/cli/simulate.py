@@ -31,8 +31,7 @@ from debubble.cli.options import (
 )
 from debubble.cli.planning import (
     OF_SERVERS,
-    also_option,
-    analyse_both,
+    analyse_stated,
     hold_option,
     parse_layers,
     refuse_for_steps,
@@ -100,14 +99,19 @@ request_options = gathered(
         metavar="A:B=RATE",
         help="Rate of messages from rank A to B, such as 2:3=5GB/s.",
     ),
+    question_option(
+        "--tokens",
+        metavar="N",
+        help="Tokens per microbatch after the change, or a factor: 2x.",
+    ),
 )
 
 
 # What is said alike of a measured run and of one made by hand, and what of one of them alone.
-_OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
+_OF_BOTH = ("--microbatches", "--schedule", "--chunks")
 _OF_RUNS = (
     *("--hold", "--split", "--overlap", "--recompute", "--hop", "--layers", "--schedule-measured"),
-    *("--tokens", "--tokens-measured", "--also", "--memory-limit", "--pipeline", "--capture"),
+    *("--tokens", "--memory-limit", "--pipeline", "--capture"),
 )
 _BY_HAND = (
     *("--stages", "--forward", "--backward", "--input-grad", "--weight-grad", "--transfer"),
@@ -217,7 +221,7 @@ def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeR
 
 
 def simulate_by_hand(
-    wanted: ChangeRequest, way: str | None, by_hand: ByHand, manners: Manners, *, draws: bool
+    wanted: ChangeRequest, by_hand: ByHand, manners: Manners, *, draws: bool
 ) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
     from debubble.report.answers.simulate import answer_by_hand
@@ -239,13 +243,12 @@ def simulate_by_hand(
     hand_set, in_units = _hand_set(by_hand.costs)
     stages = 1 + max(action.stage for actions in order for action in actions)
     costs = settle_costs(hand_set, stages)
-    communication = Communication(way or Communication.LATENCY)
-    program, times = run_order(order, costs, communication)
+    program, times = run_order(order, costs, Communication.LATENCY)
     timeline = as_timeline(program, times)
     answer = answer_by_hand(
         schedule=schedule,
         order=order,
-        communication=communication,
+        communication=Communication.LATENCY,
         costs=costs,
         in_units=in_units,
         figures=measure_pipeline(timeline, 0),
@@ -257,7 +260,6 @@ def simulate_by_hand(
             "--schedule": schedule,
             "--chunks": wanted.chunks,
             **by_hand.costs,
-            "--communication": None if communication is Communication.LATENCY else way,
         }
     )
     following = f"debubble simulate {again} --timeline"
@@ -335,10 +337,7 @@ def _read(text: str) -> tuple[float, bool]:
 )
 @click.argument("traces", nargs=-1)
 @request_options
-@stated_options(
-    "--schedule-measured", asked_tokens="Tokens per microbatch after the change, or a factor: 2x."
-)
-@also_option
+@stated_options("--schedule-measured")
 @pipeline_option
 @by_hand_options
 @server_change_options
@@ -350,7 +349,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     traces: tuple[str, ...],
     request: ChangeRequest,
     stated: Stated,
-    also: str | None,
     pipeline: int | None,
     by_hand: ByHand,
     server: ServerQuestion,
@@ -368,14 +366,13 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if not traces:
         why, hint = "needs the traces of a run", "give TRACES"
         refuse_typed((*_OF_RUNS, *OF_SERVERS), why, f"{hint}, {_SEE}")
-        simulate_by_hand(request, stated.communication, by_hand, manners, draws=draws)
+        simulate_by_hand(request, by_hand, manners, draws=draws)
         return
     why, hint = "is only for simulating without traces", "leave it out"
     refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")
-    run, other = analyse_both(
+    run = analyse_stated(
         reader,
         traces,
-        also,
         manners,
         pipeline=pipeline,
         schedule=stated.schedule,
@@ -386,7 +383,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
         refuse_for_streams({*_OF_RUNS, *_OF_BOTH, "--timeline"} - _OF_STREAMS)
         question = replace(
-            server, layers=stated.layers, split=request.split, prompts=stated.tokens.asked
+            server, layers=stated.layers, split=request.split, prompts=request.tokens
         )
         with progress("simulating", manners):
             served = answer_server_simulate(run, run.ask_server(question))
@@ -398,11 +395,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
     from debubble.report.simulate import simulate_page
 
     refuse_for_steps()
-    stated.tokens.check(has_also=also is not None)
-    request = replace(request, stated=stated)
     with progress("simulating", manners):
-        asked = run.what_if(request, other)
-        answer = answer_simulate(run, asked, request, other)
+        asked = run.what_if(request, stated)
+        answer = answer_simulate(run, asked, request)
     page = simulate_page(answer, manners.hint(f"debubble plan {shlex.join(traces)}"))
     if draws:
         page.drawing = draw_lanes(frame_step(asked.draw(), 0, None), drawing_width())
