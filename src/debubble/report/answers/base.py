@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -55,8 +55,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     `Annotated[float, "fit.latency_ns"]`.
     """
 
-    paths: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
-
     @classmethod
     def of(cls, source: object, **given: Any) -> Self:
         """Read all fields that are not given from what was computed.
@@ -83,7 +81,7 @@ def _fields_of(part: type[Part]) -> tuple[tuple[str, Any, str | tuple[str, ...],
         (
             field.name,
             kinds[field.name],
-            part.paths.get(field.name, *getattr(hints[field.name], "__metadata__", (field.name,))),
+            getattr(hints[field.name], "__metadata__", (field.name,))[0],
             field.required,
         )
         for field in msgspec.structs.fields(part)
