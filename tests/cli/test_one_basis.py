@@ -163,9 +163,3 @@ def test_a_prediction_is_taken_from_a_file_and_its_change_may_be_named(tmp_path)
     assert (wrong.code, "nothing was predicted of 'nonsense'" in wrong.text) == (2, True)
     broken = type_command(f"debubble {COMPARE} --predicted {DEMO}", tmp_path)
     assert (broken.code, "this is no answer of debubble plan" in broken.text) == (2, True)
-
-
-def test_a_latency_that_is_stated_is_unprofiled(tmp_path):
-    data = json.loads(type_command(f"debubble {PLAN} --latency 700ms --json", tmp_path).text)
-    assert (data["basis"], data["baseline"]["numbers"]["batch_latency_s"]) == ("unprofiled", 0.7)
-    assert data["baseline"]["without_profiler"] is None

@@ -23,13 +23,14 @@ from debubble.cli.options import (
     output_options,
     pipeline_option,
     place_for,
+    plain_output_options,
     progress,
     question_option,
     refuse_typed,
     trace_options,
 )
 from debubble.errors import DebubbleError, UsageError
-from debubble.trace.source import Limits, Source, expand
+from debubble.trace.source import Source, expand
 
 if TYPE_CHECKING:
     from debubble.analysis import Wires
@@ -42,24 +43,24 @@ if TYPE_CHECKING:
 _PREFIX_BYTES = 64 * 1024
 
 
-def sort_places(places: Sequence[str], limits: Limits) -> tuple[str, list[str]]:
+def sort_places(places: Sequence[str]) -> tuple[str, list[str]]:
     """Return `traces`, `log` or `measured`, and the files of the latter two."""
-    sorted_out = [_sort(place, limits) for place in places]
+    sorted_out = [_sort(place) for place in places]
     if len({kind for kind, _ in sorted_out}) > 1:
         raise UsageError("traces and logs are read apart", hint="give one kind in a command")
     return sorted_out[0][0], [file for _, files in sorted_out for file in files]
 
 
-def _sort(place: str, limits: Limits) -> tuple[str, list[str]]:
+def _sort(place: str) -> tuple[str, list[str]]:
     """Tell what one word means. A folder with a trace in it is of traces, whatever is beside it."""
     files, named = expand([place])
     if named:
-        return _kind_of(files[0], limits) or "traces", list(files)
+        return _kind_of(files[0]) or "traces", list(files)
     kinds: dict[str, list[str]] = {}
     for file in files:
-        if _is_trace(file, limits):
+        if _is_trace(file):
             return "traces", []
-        if kind := _kind_of(file, limits):
+        if kind := _kind_of(file):
             kinds.setdefault(kind, []).append(file)
     if len(kinds) > 1:
         raise UsageError(
@@ -68,24 +69,24 @@ def _sort(place: str, limits: Limits) -> tuple[str, list[str]]:
     return next(iter(kinds.items()), ("traces", []))
 
 
-def _is_trace(file: str, limits: Limits) -> bool:
+def _is_trace(file: str) -> bool:
     """Tell traces; what cannot be opened may be one, and reading it says why it cannot."""
     from debubble.trace.captures import recognise
 
     try:
-        return recognise(file, limits).is_trace
+        return recognise(file).is_trace
     except DebubbleError:
         return False
 
 
-def _kind_of(file: str, limits: Limits) -> str | None:
+def _kind_of(file: str) -> str | None:
     """Tell a log of a link test, and what a hop test wrote, from all else."""
     from debubble.links.live import is_measured
     from debubble.links.logs.read import load_json, looks_like_log
     from debubble.links.logs.recorders import is_of_recorder
 
     try:
-        start = Source(file, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
+        start = Source(file).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
     except DebubbleError:
         return None
     if not start.lstrip().startswith("{"):
@@ -174,9 +175,8 @@ def read(  # noqa: PLR0913 (one argument a flag)
     from debubble.report.links import links_page, logs_page
     from debubble.timeline.fleet.survey import Question
 
-    limits = reader.limits
     known = Wires(classes=classes, topologies=topology_files, history=read_history(history_files))
-    kind, files = sort_places(places, limits)
+    kind, files = sort_places(places)
     if kind == "traces":
         analysis = reader.analyse(places, Question(pipeline=pipeline), manners, known)
         answer = answer_links(analysis)
@@ -186,13 +186,13 @@ def read(  # noqa: PLR0913 (one argument a flag)
             page.notes.insert(0, "the hops of another pipeline: --pipeline N")
         _finish(page, answer, fail_on, manners, analysis.pipeline.absent)
         return
-    flags = ("--pipeline", "--capture", "--digest")
+    flags = ("--pipeline", "--capture")
     refuse_typed(flags, "is about traces, and these are logs", "leave it out")
     if kind == "measured":
-        page, measured = _of_measured(files, known, limits)
+        page, measured = _of_measured(files, known)
         _finish(page, measured, fail_on, manners)
     else:
-        logs = [read_log(read_text(file, limits), file) for file in (*files, *topology_files)]
+        logs = [read_log(read_text(file), file) for file in (*files, *topology_files)]
         stated = _classes_of(known, {rank for log in logs for rank in log.ranks})
         hops = hops_in(logs, classes=stated, history=known.history)
         logged = answer_logs(logs, hops, [gap for log in logs for gap in log.doubts])
@@ -216,7 +216,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
 )
 @force_option
 @fail_on_option
-@output_options
+@plain_output_options
 def run(  # noqa: PLR0913 (one argument a flag)
     *,
     ranks: int,
@@ -237,12 +237,12 @@ def run(  # noqa: PLR0913 (one argument a flag)
     words += ["--force"] if force else []
     with progress("measuring", manners) as show:
         run_here(ranks, words, Path(out), on_progress=show)
-    page, answer = _of_measured([str(file)], Wires(), Limits(inflated_bytes=1024**3, ratio=1000.0))
+    page, answer = _of_measured([str(file)], Wires())
     page.next_command = f"debubble links {shlex.quote(out)}"
     _finish(page, answer, fail_on, manners)
 
 
-def _of_measured(files: Sequence[str], known: Wires, limits: Limits) -> tuple[Page, LiveAnswer]:
+def _of_measured(files: Sequence[str], known: Wires) -> tuple[Page, LiveAnswer]:
     from debubble.links.live import judge_measured, read_measured
     from debubble.links.logs.read import read_text
     from debubble.links.wiring import read_topologies
@@ -251,7 +251,7 @@ def _of_measured(files: Sequence[str], known: Wires, limits: Limits) -> tuple[Pa
 
     if len(files) > 1:
         raise UsageError("one hop test at a time", hint="hold it against others with --history")
-    measured = read_measured(json.loads(read_text(files[0], limits)), files[0])
+    measured = read_measured(json.loads(read_text(files[0])), files[0])
     classes = _classes_of(known, {place.rank for place in measured.places})
     hops = judge_measured(measured, classes=classes, history=known.history)
     answer = answer_live(measured, hops, read_topologies(known.topologies)[1])

@@ -433,7 +433,7 @@ def _slowed_hosts(steps: Sequence[MeasuredStep], accounts: Sequence[Account]) ->
             code=Code.HOSTS_SLOWED,
             message=f"hosts are late for {show_percent(late / total)} of the batch; the profiler"
             " slows hosts",
-            hint="time unprofiled steps, as `debubble capture` does, or give --latency to `plan`",
+            hint="time unprofiled steps, as `debubble capture` does",
         )
 
 

@@ -21,7 +21,7 @@ from debubble.errors import Code, Gap, MachineBusy, TuneError
 from debubble.measure.compare import compare
 from debubble.measure.comparison import Comparison, Verdict
 from debubble.plan.option import Option
-from debubble.plan.request import PlanRequest, Stated
+from debubble.plan.request import Stated
 from debubble.units import NS_PER_S, show_duration, show_percent, show_range
 
 # Passes of a quiet machine take up to 1.4 % more than usual on the mean, by 34 captures of 2 cores;
@@ -96,13 +96,12 @@ def improve_once(
 
     before = capture(now, "before", _REST_OVER_FIRST)
     on_step("planning")
-    request = PlanRequest(
-        stated=Stated(layers=now.split),
+    plan = before.plan(
+        Stated(layers=now.split),
         most_microbatches=task.scope.most_microbatches,
         hold="microbatch",
         barred=task.template.barred_levers,
     )
-    plan = before.plan(request).plan
     # Noise makes intervals wide; whether the option gains is seen when it is run.
     option = next(iter((*plan.recommended, *plan.to_try)), None)
     setting = None

@@ -21,7 +21,7 @@ from debubble.measure.prediction import NEARLY, Prediction, check_prediction, gr
 from debubble.plan.baseline import stages_of
 from debubble.plan.option import Option
 from debubble.plan.plan import Plan
-from debubble.plan.request import PlanRequest, Stated
+from debubble.plan.request import Stated
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S, show_bytes, show_times
 
@@ -88,25 +88,22 @@ class Job:
         return self.readings[run.number]
 
     def candidates(self, standing: Standing) -> Candidates:
-        """Plan from the best run so far, and from another beside it."""
+        """Plan from the best run so far, else from the first."""
         first, source = standing.first, standing.source
         if first is None or source is None:
             return Candidates()
-        # A run of another setting beside it tells more: the first, else the last one.
-        others = [run for run in (*standing.measured, first) if run.setting != source.setting]
-        attempts = [(source, others[-1])] if others else []
         problem: UsageError | None = None
-        for run, other in (*attempts, (source, None), (first, None)):
+        for run in (source, first):
             try:
-                return self._plan(standing, run, other)
-            except UsageError as error:  # the other run cannot be laid beside this one
+                return self._plan(standing, run)
+            except UsageError as error:
                 problem = error
         raise TuneError(
             f"nothing can be planned from the first run: {problem}",
             hint="say what it runs: --now schedule=1f1b, --now split=4,4,4,4",
         ) from problem
 
-    def _plan(self, standing: Standing, source: Run, other: Run | None) -> Candidates:
+    def _plan(self, standing: Standing, source: Run) -> Candidates:
         reading, setting = self.read(source), source.setting
         scope, template = self.task.scope, self.task.template
         barred = template.barred_levers
@@ -114,20 +111,17 @@ class Job:
             barred |= {"microbatches"}  # a larger batch than was asked for is nothing to try
         # Unasked, a larger batch is weighed apart, as `plan` does.
         weighed_apart = standing.held == "batch" and scope.hold is None
-        planned = reading.plan(
-            PlanRequest(
-                stated=Stated(
-                    layers=setting.split if reading.measurement.split is None else None,
-                    limit_bytes=scope.limit_bytes,
-                    schedule=setting.schedule,
-                ),
-                most_microbatches=scope.most_microbatches,
-                hold=standing.keeps or (None if weighed_apart else standing.held),
-                barred=barred,
+        plan = reading.plan(
+            Stated(
+                layers=setting.split if reading.measurement.split is None else None,
+                limit_bytes=scope.limit_bytes,
+                schedule=setting.schedule,
             ),
-            None if other is None else self.read(other),
+            most_microbatches=scope.most_microbatches,
+            hold=standing.keeps or (None if weighed_apart else standing.held),
+            barred=barred,
         )
-        plan, ahead = planned.plan, 1 + standing.gain_of(setting)
+        ahead = 1 + standing.gain_of(setting)
         tries = []
         for option in (*plan.recommended, *plan.to_try):
             stages = stages_of(plan.baseline.what_if(option.change).order)
