@@ -60,7 +60,6 @@ def analyse(  # noqa: PLR0913 (one argument a question)
     pipeline: int | None = None,
     step: int | None = None,
     schedule: str | None = None,
-    chunks: int | None = None,
     classes: Sequence[str] = (),
     topologies: Sequence[str] = (),
     history: Sequence[str] = (),
@@ -69,7 +68,7 @@ def analyse(  # noqa: PLR0913 (one argument a question)
 ) -> Analysis:
     """Read one run; its facts are worked out when they are asked for, each once.
 
-    What traces do not tell can be said: the `schedule` that ran, with `chunks` a rank.
+    What traces do not tell can be said: the `schedule` that ran.
     """
     places = [paths] if isinstance(paths, str | PathLike) else list(paths)
     words = [fspath(place) for place in places]
@@ -88,7 +87,7 @@ def analyse(  # noqa: PLR0913 (one argument a question)
     question = Question(
         pipeline=pipeline,
         step=step,
-        statement=None if schedule is None else state_schedule(schedule, chunks),
+        statement=None if schedule is None else state_schedule(schedule),
     )
     wires = Wires(classes=classes, topologies=topologies, history=read_history(history))
     return analyse_found(found, question, means, wires)
@@ -187,7 +186,7 @@ def simulate(  # noqa: PLR0913 (one argument a question)
     are rates such as "2:3=5GB/s", `tokens` a microbatch are 4096 or "2x" as many; `hold` says what
     keeps its size when `microbatches` change: "microbatch" or "batch". What traces do not tell
     can be said as to `plan`, the schedule that ran as `schedule_measured`; of what `analyse`
-    takes, all but `schedule` and `chunks` goes to it.
+    takes, all but `schedule` goes to it.
     """
     request = ChangeRequest(
         microbatches=microbatches,

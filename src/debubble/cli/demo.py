@@ -21,7 +21,7 @@ from debubble.cli.options import (
     Verb,
     force_option,
     output_option,
-    output_options,
+    plain_output_options,
     print_answer,
 )
 from debubble.errors import MissingExtra, UsageError
@@ -43,7 +43,7 @@ WHAT_IT_IS = (
     help="Folder for the traces.",
 )
 @force_option
-@output_options
+@plain_output_options
 def command(*, out: Path, force: bool, manners: Manners) -> None:
     """Capture a real four-stage pipeline on this machine's CPU, improve it, and prove it."""
     if importlib.util.find_spec("torch") is None:

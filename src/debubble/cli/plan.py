@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -15,13 +14,14 @@ import click
 from debubble.cli.gates import refuse_doubted
 from debubble.cli.history import check_name, opened
 from debubble.cli.options import (
+    SERVERS,
+    STEPS,
     Manners,
     Reader,
     Verb,
     detailed_output_options,
     exit_strictly,
     force_option,
-    gathered,
     html_option,
     output_option,
     pipeline_option,
@@ -31,18 +31,16 @@ from debubble.cli.options import (
     print_answer,
     progress,
     question_option,
+    refuse_others,
     store_option,
     trace_options,
-    typed,
-    typed_flags,
+    typed_questions,
     write_html,
 )
 from debubble.cli.planning import (
     analyse_stated,
     hold_option,
     max_microbatches_option,
-    refuse_for_steps,
-    refuse_for_streams,
     server_options,
     stated_options,
 )
@@ -63,46 +61,17 @@ if TYPE_CHECKING:
 
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
-_USUAL_SEARCH = "10s"
-# What decides which option is first: asked again without it, another one might be written.
-_DECIDING = (
-    *("--pipeline", "--schedule", "--layers", "--memory-limit"),
-    *("--max-microbatches", "--hold", "--for"),
-    "--search",
-)
-# What is only for runs with steps.
-_OF_STEPS = (
-    *("--schedule", "--memory-limit", "--max-microbatches", "--hold", "--for", "-o", "--save"),
-    "--search",
-)
 
 
-def _read_search(search: str | None) -> OrderSearch | None:
-    """Return how long to look for an order; None where nobody asked for one."""
+def _read_search(text: str) -> OrderSearch:
+    """Return how long to look for an order."""
     from debubble.plan.lever import OrderSearch
 
-    if search is None:
-        return None
-    rounds = int(search) if search.isdigit() else None
-    seconds = parse_duration(search) / NS_PER_S if rounds is None else None
+    rounds = int(text) if text.isdigit() else None
+    seconds = parse_duration(text) / NS_PER_S if rounds is None else None
     if not (rounds or seconds):
         raise UsageError("--search needs more than no time", hint="such as --search 10s")
     return OrderSearch(seconds=seconds, rounds=rounds)
-
-
-_search_options = gathered(
-    "search",
-    _read_search,
-    question_option(
-        "--search",
-        is_flag=False,
-        flag_value=_USUAL_SEARCH,
-        values=re.compile(r"[\d.]+[a-z]*"),
-        metavar="[TIME|ROUNDS]",
-        help="Search for an order of passes beyond the named schedules: 5s, or 40 rounds.  "
-        f"[alone: {_USUAL_SEARCH}]",
-    ),
-)
 
 
 def _place_files(
@@ -210,6 +179,7 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 @question_option(
     "--for",
     "planned_for",
+    of=(STEPS,),
     metavar="FRAMEWORK",
     help="Framework that must be able to run the options, or any.  [default: the run's]",
 )
@@ -217,12 +187,25 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     "--emit", "framework", metavar="FRAMEWORK", help="Framework to write the best option for."
 )
 @output_option(
-    "-o", "--out", metavar="PATH", help="File for the order of passes that --emit needs."
+    "-o",
+    "--out",
+    of=(STEPS,),
+    metavar="PATH",
+    help="File for the order of passes that --emit needs.",
 )
 @price_option
-@_search_options
+@question_option(
+    "--search",
+    of=(STEPS,),
+    type=_read_search,
+    metavar="TIME|ROUNDS",
+    help="Search for an order of passes beyond the named schedules: 10s, or 40 rounds.",
+)
 @output_option(
-    "--save", metavar="NAME", help="Name in the history for the run and its predictions."
+    "--save",
+    of=(STEPS,),
+    metavar="NAME",
+    help="Name in the history for the run and its predictions.",
 )
 @store_option
 @html_option
@@ -268,11 +251,11 @@ def command(  # noqa: PLR0913 (one argument a flag)
     )
     words = shlex.join(traces)
     if run.pipeline.kind == "stream":
-        refuse_for_streams(_OF_STEPS)
+        refuse_others(SERVERS)
         question = replace(server, layers=stated.layers)
         _plan_server(run, question, tariff, framework, manners, words, report_path)
         return
-    refuse_for_steps()
+    refuse_others(STEPS)
     with progress("planning", manners) as show:
         planned = run.plan(
             stated,
@@ -290,7 +273,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             order_file=None if order is None else str(order),
             tariff=tariff,
         )
-    following = _following(answer, words, typed(typed_flags(_DECIDING)))
+    following = _following(answer, words, typed_questions())
     hint = manners.hint(following)
     page, whole = plan_page(answer, hint, details=manners.details), plan_page(answer, hint)
     if save is not None:

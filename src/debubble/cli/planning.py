@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from debubble.cli.options import (
+    RUNS,
+    SERVERS,
+    STEPS,
     Decorator,
     Manners,
     Reader,
     gathered,
+    imported,
     input_option,
     limit_option,
     memory_limit_option,
     question_option,
-    refuse_typed,
 )
 from debubble.errors import UsageError
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.plan.request import Stated
-    from debubble.plan.server import ServerQuestion, StatedLoad
 
 
 def analyse_stated(
@@ -58,16 +61,10 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return layers
 
 
-def _make_stated(
-    *, layers: tuple[int, ...] | None, limit_bytes: int | None, schedule_measured: str | None
-) -> Stated:
+def _make_stated(*, schedule_measured: str | None, **known: Any) -> Stated:
     from debubble.plan.request import Stated
 
-    return Stated(
-        layers=layers,
-        limit_bytes=None if limit_bytes is None else float(limit_bytes),
-        schedule=schedule_measured,
-    )
+    return Stated(schedule=schedule_measured, **known)
 
 
 def stated_options(schedule_flag: str) -> Decorator:
@@ -78,11 +75,13 @@ def stated_options(schedule_flag: str) -> Decorator:
         input_option(
             schedule_flag,
             "schedule_measured",
+            of=(STEPS,),
             metavar="NAME",
             help="Schedule of the run, if it is not recognised.",
         ),
         input_option(
             "--layers",
+            of=RUNS,
             type=parse_layers,
             metavar="N,N,...",
             help="Layers of each stage now, if the traces do not show them.",
@@ -94,6 +93,7 @@ def stated_options(schedule_flag: str) -> Decorator:
 max_microbatches_option = limit_option(
     "--max-microbatches",
     "most_microbatches",
+    of=(STEPS,),
     type=click.IntRange(min=1),
     metavar="N",
     help="Largest number of microbatches to try.",
@@ -104,70 +104,38 @@ def hold_option(default: str) -> Decorator:
     """Add what keeps its size where microbatches change."""
     return question_option(
         "--hold",
+        of=(STEPS,),
         type=click.Choice(["microbatch", "batch"]),
         help="Size kept when the number of microbatches changes: of the microbatch, or of the "
         f"global batch.  [default: {default}]",
     )
 
 
-def refuse_for_streams(flags: Collection[str]) -> None:
-    """Refuse what is only for runs with steps where batches overlap: a server."""
-    refuse_typed(
-        flags,
-        "needs steps, and this is a server: its batches overlap",
-        "leave it out; --load states the load of a server",
-    )
-
-
-OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--chunk")
-
-
-def refuse_for_steps() -> None:
-    """Refuse what is only for a server where a run has steps."""
-    refuse_typed(OF_SERVERS, "is only for servers, and this run has steps", "leave it out")
-
-
-def _parse_load(text: str) -> StatedLoad:
-    from debubble.plan.server import read_stated_load
-
-    return read_stated_load(text)
-
-
-def _ask_server(**known: Any) -> ServerQuestion:
-    from debubble.plan.server import ServerQuestion
-
-    return ServerQuestion(**known)
-
-
-_OF_SERVERS = (
-    input_option(
+_server_option, _server_question = (
+    partial(option, of=(SERVERS,)) for option in (input_option, question_option)
+)
+_count = click.IntRange(min=1)
+_KNOWN_OF_SERVERS = (
+    _server_option(
         "--load",
-        type=_parse_load,
+        type=imported("debubble.plan.server:read_stated_load"),
         metavar="WORDS",
         help="Load of a server: 'clients=16 prompt=512:0.8,2048:0.2 output=64'.",
     ),
-    input_option(
-        "--kv-tokens",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Tokens in a server's KV cache, per stage.",
+    _server_option(
+        "--kv-tokens", type=_count, metavar="N", help="Tokens in a server's KV cache, per stage."
     ),
 )
-server_options = gathered("server", _ask_server, *_OF_SERVERS)
+_ask_server = imported("debubble.plan.server:ServerQuestion")
+server_options = gathered("server", _ask_server, *_KNOWN_OF_SERVERS)
 server_change_options = gathered(
     "server",
     _ask_server,
-    *_OF_SERVERS,
-    question_option(
-        "--in-flight",
-        type=click.IntRange(min=1),
-        metavar="K",
-        help="Batches in flight at once, of a server.",
+    *_KNOWN_OF_SERVERS,
+    _server_question(
+        "--in-flight", type=_count, metavar="K", help="Batches in flight at once, of a server."
     ),
-    question_option(
-        "--chunk",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Prompt tokens in a batch, of a server.",
+    _server_question(
+        "--chunk", type=_count, metavar="N", help="Prompt tokens in a batch, of a server."
     ),
 )

@@ -20,8 +20,8 @@ from debubble.cli.options import (
     input_option,
     memory_limit_option,
     output_option,
-    output_options,
     place_for,
+    plain_output_options,
     print_answer,
     progress,
     question_option,
@@ -93,7 +93,7 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     "--tables", metavar="FOLDER", help="Folder for tables of a step of each size, for `plan`."
 )
 @force_option
-@output_options
+@plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     model: str,

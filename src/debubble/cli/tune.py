@@ -30,7 +30,7 @@ from debubble.cli.options import (
     limit_option,
     memory_limit_option,
     output_option,
-    output_options,
+    plain_output_options,
     print_answer,
     question_option,
     refuse_typed,
@@ -130,7 +130,7 @@ def _read_server(
 )
 @force_option
 @question_option("--dry-run", is_flag=True, help="List of what would be tried; nothing is run.")
-@output_options
+@plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
