@@ -20,7 +20,6 @@ from debubble.simulate.costs.memory import (
     fit_memory,
     memory_run,
     predict_peaks,
-    recomputed,
 )
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import MemoryFigures
@@ -235,8 +234,12 @@ def test_forward_only_a_rank_with_more_layers_bounds_what_a_layer_holds(embeddin
 def test_recomputing_keeps_of_a_layer_what_it_is_given_and_never_more_than_before():
     rank = a_rank_of(0.0, per_microbatch_bytes=20.0)
     heavy, light = (fit_memory(a_run_of(rank, rank, message_bytes=size)) for size in (4.0, 400.0))
-    assert recomputed(heavy).layer_activation_bytes == 4.0
-    assert recomputed(light).layer_activation_bytes == heavy.layer_activation_bytes == 10.0
+    for costs, spares in ((heavy, True), (light, False)):
+        kept, recomputed = (
+            predict_peaks(costs, order_of("1f1b", 2, 4), recompute=on)[0].activation_bytes
+            for on in (False, True)
+        )
+        assert (recomputed < kept) is spares
 
 
 def test_gradients_that_are_always_there_tell_no_multiple_and_layers_are_taken_to_be_equal():

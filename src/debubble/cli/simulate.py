@@ -54,7 +54,6 @@ from debubble.units import (
 if TYPE_CHECKING:
     from debubble.plan.request import ChangeRequest, Stated
     from debubble.plan.server import ServerQuestion
-    from debubble.simulate.hand_set import HandSetCosts
     from debubble.timeline.schedules import Order, Statement
 
 
@@ -288,10 +287,8 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
     return statement.order_for(ranks, microbatches, chunks)
 
 
-def _hand_set(stated_costs: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
+def _hand_set(stated_costs: Mapping[str, str | None]) -> tuple[dict[str, list[float]], bool]:
     """Read the costs, all of them times or all of them plain numbers."""
-    from debubble.simulate.hand_set import HandSetCosts
-
     read = {
         flag: [_read(value) for value in text.split(",")]
         for flag, text in stated_costs.items()
@@ -305,11 +302,8 @@ def _hand_set(stated_costs: Mapping[str, str | None]) -> tuple[HandSetCosts, boo
         )
     if False in plain and "--forward" not in read:
         raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
-    costs = {
-        flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
-        for flag, values in read.items()
-    }
-    return HandSetCosts(**costs), False not in plain
+    costs = {flag: [number for number, _ in values] for flag, values in read.items()}
+    return costs, False not in plain
 
 
 def _read(text: str) -> tuple[float, bool]:
