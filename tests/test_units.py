@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import signal
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,10 +25,12 @@ from debubble.units import (
     show_duration,
     show_gain,
     show_gains,
+    show_members,
     show_number,
     show_percent,
     show_period,
     show_price,
+    show_range,
     show_share,
     show_times,
     write_file,
@@ -140,35 +140,6 @@ def test_periods_are_shown_as_they_are_typed(seconds, shown):
     assert show_period(seconds) == shown
 
 
-SOURCES = Path(__file__).parents[1] / "src" / "debubble"
-
-
-def test_no_percent_is_written_anywhere_else():
-    by_hand = re.compile(r"\{100 \* |:[+]?\.[0-9]%\}|\} %(?![\w(])[^\n]*:[+]?\.[0-9]f\}")
-    allowed = {"units.py"}
-    found = [
-        f"{file.relative_to(SOURCES)}: {line.strip()}"
-        for file in SOURCES.rglob("*.py")
-        if file.name not in allowed
-        for line in file.read_text("utf-8").splitlines()
-        if by_hand.search(line) and "DEFAULT_THRESHOLD" not in line  # as it is typed: 2%
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize("word", ["foretold", "foretell", "dearest", "by lot"])
-def test_no_word_that_nobody_says_is_in_the_sources(word):
-    found = [file.name for file in SOURCES.rglob("*.py") if word in file.read_text("utf-8")]
-    assert found == []
-
-
-def test_no_parameter_is_called_one():
-    # A reader wants to know of what: a pipeline, a hop, a rank, an option.
-    named = re.compile(r"(?:^\s*|\(|, )one: [a-zA-Z]\w*[\[,)=| ]", re.MULTILINE)
-    found = [file.name for file in SOURCES.rglob("*.py") if named.search(file.read_text("utf-8"))]
-    assert found == []
-
-
 def test_a_change_has_a_sign_and_never_a_minus_before_nothing():
     assert [show_change(part) for part in (0.3421, -0.044, -0.00003)] == [
         "+34.2 %",
@@ -269,3 +240,16 @@ def test_without_force_nothing_is_replaced(tmp_path):
     with pytest.raises(UsageError, match="there already"):
         write_file(tmp_path / "a", b"new", force=False)
     assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_range_that_reads_the_same_is_one_value():
+    assert show_range([1_000_000, 2_000_000], show_duration) == "1.00 to 2.00 ms"
+    assert show_range([1_000_001, 1_000_002], show_duration) == "1.00 ms"
+
+
+def test_members_are_written_briefly():
+    assert show_members([0, 1, 2, 3]) == "0-3"
+    assert show_members([0, 1, 2, 7]) == "0-2, 7"
+    assert show_members([1, 4, 7, 10]) == "1-10, every 3rd"
+    assert show_members([0, 11, 22]) == "0-22, every 11th"
+    assert show_members([0, 2, 3, 9, 40]) == "0-40, 5 of them"

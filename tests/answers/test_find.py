@@ -119,11 +119,6 @@ def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():
     assert table.rows[0][-1] == show_price(2.5 * hours, "$")
 
 
-def test_without_a_price_savings_are_in_gpu_hours_alone(data):
-    assert all(saving["worth"]["money_per_day"] is None for saving in data["savings"])
-    assert all(saving["worth"]["gpu_hours_per_day"] is not None for saving in data["savings"])
-
-
 def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():
     analysis = analyse_recording(H200 / "1f1b_p3_m7")
     ranks = analysis.pipeline.ranks
