@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
-import numpy as np
 import pytest
 from support.services.console import type_command
 from support.simulator.devices import Play
 from support.simulator.host_programs import Setup
 from support.simulator.written_traces import Writing, write_run
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import H200
 
 from debubble.report.chrome import chrome_trace, write_chrome
@@ -87,22 +87,20 @@ def test_nothing_overlaps_on_a_track(events):
             assert after[0] >= before[1] - 1e-3
 
 
-def test_passes_and_waits_cover_each_step_of_each_rank(timeline, events):
-    steps = np.unique(timeline.passes.step).tolist()
-    windows = [
-        (int(p.start_ns.min()), int(p.end_ns.max()))
-        for p in (timeline.passes.where(timeline.passes.step == step) for step in steps)
-    ]
-    for rank in timeline.ranks:
-        mine = [e for e in slices(events, "wait") if e["pid"] == rank.rank]
-        waited = sum(round(e["dur"] * 1000) for e in mine)
-        inside = timeline.passes.where(timeline.passes.rank == rank.rank)
-        spans = sorted(zip(inside.start_ns.tolist(), inside.end_ns.tolist(), strict=True))
-        total, reach = 0, 0
-        for begin, end in spans:
-            total += max(0, end - max(begin, reach))
-            reach = max(reach, end)
-        assert waited + total == sum(end - begin for begin, end in windows)
+def test_each_wait_is_there_with_its_cause_and_whom_it_is_for():
+    run = analyse_recording(H200 / "1f1b_p2_m4")
+    events = chrome_trace(run.timeline, run.waits)["traceEvents"]
+    shown = Counter(
+        (
+            event["pid"],
+            event["args"]["cause"],
+            event["args"]["waits_for"],
+            round(1000 * event["dur"]),
+        )
+        for event in slices(events, "wait")
+    )
+    expected = [(w.rank, str(w.cause), w.waits_for, w.end_ns - w.start_ns) for w in run.waits]
+    assert shown == Counter(expected)
 
 
 def test_no_microbatch_is_left_in_flight(events):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 from debubble.annexes.tune.journal import LOG, Expectation, Run
 from debubble.annexes.tune.loop import Tuning
@@ -21,33 +21,22 @@ SCHEMA = "debubble.tune/1"
 class ExpectedPart(Part, frozen=True, kw_only=True):
     """What was predicted of a run."""
 
-    paths: ClassVar = {
-        "throughput_gain_fraction": "gain",
-        "basis": "prediction.basis",
-    }
-
-    throughput_gain_fraction: float
+    throughput_gain_fraction: Annotated[float, "gain"]
     interval: IntervalPart
     batch_latency_s: float
-    basis: str | None
+    basis: Annotated[str | None, "prediction.basis"]
     """Of the batch latency; null of a server."""
 
 
 class RunPart(Part, frozen=True, kw_only=True):
     """One run of the command, and what came of it."""
 
-    paths: ClassVar = {
-        "run": "number",
-        "message": "outcome.message",
-        "seconds": "outcome.seconds",
-    }
-
-    run: int
+    run: Annotated[int, "number"]
     setting: Setting
     why: str
     outcome: str
-    message: str | None
-    seconds: float
+    message: Annotated[str | None, "outcome.message"]
+    seconds: Annotated[float, "outcome.seconds"]
     measured: SidePart | None
     throughput_gain_fraction: float | None
     expected: ExpectedPart | None

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -49,10 +49,11 @@ def _plain(data: Any) -> Any:
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of an answer. Units stand in the names; what cannot be said is null."""
+    """A piece of an answer. Units stand in the names; what cannot be said is null.
 
-    paths: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
-    """Where to read what the source has under another name, such as `fit.latency_ns`."""
+    A field that its source has under another name is annotated with where it is read, such as
+    `Annotated[float, "fit.latency_ns"]`.
+    """
 
     @classmethod
     def of(cls, source: object, **given: Any) -> Self:
@@ -75,9 +76,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def _fields_of(part: type[Part]) -> tuple[tuple[str, Any, str | tuple[str, ...], bool], ...]:
     """Return name, type and path of each field, and whether it must be there."""
-    kinds = get_type_hints(part)
+    kinds, hints = get_type_hints(part), get_type_hints(part, include_extras=True)
     return tuple(
-        (field.name, kinds[field.name], part.paths.get(field.name, field.name), field.required)
+        (
+            field.name,
+            kinds[field.name],
+            getattr(hints[field.name], "__metadata__", (field.name,))[0],
+            field.required,
+        )
         for field in msgspec.structs.fields(part)
     )
 

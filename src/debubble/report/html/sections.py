@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from debubble.ledger.causes import Cause
 from debubble.report.markup import rect, safe, svg, text
 from debubble.report.palette import KINDS, Look
-from debubble.report.text import WORDS, Table
+from debubble.report.text import Table
 from debubble.units import show_share
 
 # As wide as a page; narrower windows shrink it.
@@ -64,7 +64,8 @@ def table_markup(table: Table) -> str:
     """Write a table of the terminal's page."""
     caption = f"<caption>{safe(table.title)}</caption>" if table.title else ""
     # A figure stays on one line with its unit, and under the others of its column.
-    styles = ["" if column in WORDS else ' class="n"' for column in table.columns]
+    figures = table.figures
+    styles = [' class="n"' if index in figures else "" for index in range(len(table.columns))]
     head = "".join(
         f"<th{style}>{safe(column).replace('-', NO_BREAK_HYPHEN)}</th>"
         for column, style in zip(table.columns, styles, strict=True)
