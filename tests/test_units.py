@@ -16,7 +16,6 @@ from debubble.units import (
     counted,
     parse_bytes,
     parse_duration,
-    parse_period,
     parse_price,
     show_between,
     show_bytes,
@@ -54,7 +53,14 @@ def test_sizes_are_read_binary_with_an_i_and_decimal_without(text, size):
 
 @pytest.mark.parametrize(
     ("text", "nanoseconds"),
-    [("18.5ms", 18_500_000), ("600 us", 600_000), ("7µs", 7_000), (".5S", 500_000_000), ("3ns", 3)],
+    [
+        ("18.5ms", 18_500_000),
+        ("600 us", 600_000),
+        ("7µs", 7_000),
+        (".5S", 500_000_000),
+        ("3ns", 3),
+        ("1.5h", 5_400_000_000_000),
+    ],
 )
 def test_times_are_read_with_their_unit(text, nanoseconds):
     assert parse_duration(text) == pytest.approx(nanoseconds)
@@ -117,20 +123,6 @@ def test_shares_and_counts():
     assert counted(1, "rank") == "1 rank"
     assert counted(4, "rank") == "4 ranks"
     assert counted(2, "process", "processes") == "2 processes"
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30s", 30), ("500ms", 0.5), ("5min", 300), ("1.5h", 5400), ("7d", 604800)],
-)
-def test_periods_are_read_with_their_unit(text, seconds):
-    assert parse_period(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "5", "h", "-1h", "1 hour"])
-def test_what_is_no_period_is_refused(text):
-    with pytest.raises(UsageError, match="is no period"):
-        parse_period(text)
 
 
 @pytest.mark.parametrize(

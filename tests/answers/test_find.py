@@ -11,7 +11,6 @@ from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
 from debubble.analysis import Analysis
-from debubble.errors import UsageError
 from debubble.measure.worth import Tariff, count_rates
 from debubble.report.answers.find import FindAnswer, answer_find
 from debubble.report.find import find_page
@@ -83,23 +82,6 @@ def test_headline_and_table_are_of_the_same_steps(data):
     assert shares["compute"] == pytest.approx(1 - data["numbers"]["bubble_fraction"], abs=0.003)
     for rank in data["ledger"]["ranks"]:
         assert sum(rank["shares"].values()) == pytest.approx(1.0, abs=1e-9)
-
-
-def test_bubble_ledger_and_savings_are_tables_in_three_lines():
-    pd = pytest.importorskip("pandas")
-    found = answer_of("1f1b_p3_m7")
-    assert found.to_frame()["bubble_fraction"][0] == found.numbers.bubble_fraction
-    ledger = found.to_frame("ledger")
-    assert isinstance(ledger, pd.DataFrame)
-    assert list(ledger["rank"]) == [0, 1, 2]
-    assert ledger.drop(columns="rank").sum(axis=1).tolist() == pytest.approx([1.0] * 3)
-    assert found.to_frame("savings")["saved_s"].is_monotonic_decreasing
-
-
-def test_a_table_that_is_not_there_is_refused_with_those_that_are():
-    pytest.importorskip("pandas")
-    with pytest.raises(UsageError, match="no table 'ranks'"):
-        answer_of("1f1b_p3_m7").to_frame("ranks")
 
 
 def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():

@@ -50,11 +50,6 @@ def test_no_framework_of_that_name_is_refused_and_not_left_out(run):
         api.plan(run, frameworks=("torch", "jax"))
 
 
-def test_options_are_a_table(found):
-    row = found.tables()["options"][0]
-    assert row["numbers.batch_latency_s"] == found.options[0].numbers.batch_latency_s
-
-
 @pytest.mark.slow
 def test_the_verbs_are_called_by_their_names_though_packages_have_them_too():
     words = "import debubble; debubble.find; print(*map(callable, (debubble.links, debubble.plan, "
