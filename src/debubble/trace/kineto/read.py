@@ -345,7 +345,7 @@ def _find_unread(
         yield (
             Code.FOREIGN_DEVICE,
             f"device events that are not read: {listed}",
-            "CUDA, ROCm, XPU and Ascend's trace_view.json are read; of any device, a table of passes",
+            "CUDA, ROCm, XPU and Ascend are read; of any device, a table of passes",
         )
     elif not any(map(len, (*read, reducer.annotations, reducer.memory))):
         events = counted(sum(reducer.counts.values()), "event")
