@@ -102,19 +102,11 @@ def test_the_rank_is_in_what_lies_beside_the_folder(tmp_path):
     assert recognise(str(path), DEFAULT_LIMITS).rank == 3
 
 
-def test_a_list_that_was_never_closed_is_read_up_to_its_end(tmp_path):
-    text = json.dumps(ascend()[::-1])
-    path = tmp_path / "rank0.json"
-    path.write_text(text[: text.rfind("{")].rstrip(", "))
-    [trace] = read_whole(path).ranks
-    assert "truncated" in {gap.code for gap in trace.gaps}
-    assert len(trace.kernels) == 6
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
         (lambda text: text.replace('"dur": 99.75', '"dur": [1]'), "cannot be read"),
+        (lambda text: text[:-9], "cannot be read"),
         (lambda text: text.replace(f'"{BASE_US}.250"', '"soon"'), "'soon' is no time"),
     ],
 )
@@ -185,23 +177,14 @@ def test_a_kernel_that_xpu_lost_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("events", "says"),
+    "events",
     [
-        ([{**kernel(), "cat": "mtia_ccp_events"}, send()], "which rows of MTIA are work"),
-        ([named(3, "/device:TPU:0"), span(3, 1, "fusion.1", 0, 5.0)], "tells no pass, rank"),
+        [{**kernel(), "cat": "mtia_ccp_events"}, send()],
+        [named(3, "/device:TPU:0"), span(3, 1, "fusion.1", 0, 5.0)],
     ],
 )
-def test_what_would_be_needed_of_other_devices_is_said(tmp_path, events, says):
+def test_devices_that_are_not_read_are_named_with_what_is(tmp_path, events):
     trace = read_kineto(write(tmp_path / "rank0.json", document(events)))
     [gap] = [gap for gap in trace.gaps if gap.code == "foreign_device"]
-    assert says in gap.hint
+    assert "a table of passes" in gap.hint
     assert summarise(trace).busy_fraction is None
-
-
-def test_a_profile_of_xla_is_refused_by_its_name(tmp_path):
-    plane = b"\x08\x01\x12\x09/host:CPU\x1a\x03abc"
-    path = tmp_path / "host.xplane.pb"
-    path.write_bytes(b"\x0a" + bytes([len(plane)]) + plane)
-    known = recognise(str(path), DEFAULT_LIMITS)
-    assert "XPlane" in str(known.why_not)
-    assert "table of passes" in known.why_not.hint

@@ -225,16 +225,16 @@ def test_text_that_is_not_utf_8_is_refused_with_its_line():
         read_op_table("ops.csv", data=data)
 
 
-def test_json_lines_say_which_line_is_broken():
+def test_json_lines_say_which_row_is_broken():
     good = '{"step":0,"stage":0,"mb":0,"op":"F","start_us":1,"duration_us":1}'
     for bad, said in (
-        ('{"step":', "line 3 is not a JSON object"),
-        ("[1]", "line 3 is not a JSON object"),
-        ('{"a":' * 5_000, "line 3 is not a JSON object"),
-        (good.replace('"stage":0,', ""), "line 3, column stage: is empty"),
-        (good.replace('"stage":0', '"stage":true'), "line 3, column stage: 'True' is no number"),
-        (good.replace('"op":"F"', '"op":5'), "line 3, column op: is no name"),
-        (good.replace('"step":0', '"step":1e40'), "line 3, column step: 1e+40 is out of range"),
+        ('{"step":', "is not a JSON object"),
+        ("[1]", "is not a JSON object"),
+        ('{"a":' * 5_000, "is not a JSON object"),
+        (good.replace('"stage":0,', ""), "row 2, column stage: is empty"),
+        (good.replace('"stage":0', '"stage":true'), "row 2, column stage: 'True' is no number"),
+        (good.replace('"op":"F"', '"op":5'), "row 2, column op: is no name"),
+        (good.replace('"step":0', '"step":1e40'), "row 2, column step: 1e+40 is out of range"),
     ):
         with pytest.raises(TraceError) as caught:
             read_op_table("ops.jsonl", data=f"{good}\n\n{bad}\n".encode())

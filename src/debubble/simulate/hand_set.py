@@ -37,31 +37,31 @@ class GivenCosts:
 
 
 def settle_costs(costs: Mapping[str, Sequence[float]], stages: int) -> GivenCosts:
-    """Fill in what was not said, by flag: a backward pass is two forward ones; its halves equal.
+    """Fill in what was not said, by name: a backward pass is two forward ones; its halves equal.
 
     Of stages there is one value for all or one each, of transfers one for all hops or one each.
     """
-    halves = "--input-grad", "--weight-grad"
-    if "--backward" in costs and any(half in costs for half in halves):
+    halves = [half for half in ("input_grad", "weight_grad") if half in costs]
+    if "backward" in costs and halves:
         raise UsageError(
             "a backward pass is its input gradient and its weight gradient",
             hint="give --backward, or --input-grad and --weight-grad",
         )
-    if sum(half in costs for half in halves) == 1:
+    if len(halves) == 1:
         raise UsageError(
             "half of the backward pass is missing", hint="give --input-grad and --weight-grad"
         )
-    of_stages = {
-        flag: _spread(flag, values, stages, "stage")
-        for flag, values in ({"--forward": (UNIT_NS,)} | dict(costs)).items()
-        if flag != "--transfer"
+    known = {
+        name: _spread(name, values, stages, "stage")
+        for name, values in costs.items()
+        if name != "transfer"
     }
-    forward = of_stages["--forward"]
+    forward = known.get("forward", np.full(stages, UNIT_NS))
     if not forward.all():
         raise UsageError("a forward pass takes no time", hint="give --forward more than 0")
-    backward = of_stages.get("--backward", 2 * forward)
-    inputs = of_stages.get("--input-grad", backward // 2)
-    weights = of_stages.get("--weight-grad", backward - inputs)
+    backward = known.get("backward", 2 * forward)
+    inputs = known.get("input_grad", backward // 2)
+    weights = known.get("weight_grad", backward - inputs)
     return GivenCosts(
         passes={
             PassKind.F: forward,
@@ -69,7 +69,7 @@ def settle_costs(costs: Mapping[str, Sequence[float]], stages: int) -> GivenCost
             PassKind.I: inputs,
             PassKind.W: weights,
         },
-        one_way=_spread("--transfer", costs.get("--transfer", (0.0,)), stages - 1, "hop"),
+        one_way=_spread("transfer", costs.get("transfer", (0.0,)), stages - 1, "hop"),
     )
 
 
@@ -108,7 +108,8 @@ def give_lengths(program: Program, costs: GivenCosts) -> Lengths:
     )
 
 
-def _spread(flag: str, values: Sequence[float], count: int, what: str) -> I64:
+def _spread(name: str, values: Sequence[float], count: int, what: str) -> I64:
+    flag = f"--{name.replace('_', '-')}"
     if len(values) not in {1, count}:
         raise UsageError(
             f"{flag} has {counted(len(values), 'value')} for {counted(count, what)}",

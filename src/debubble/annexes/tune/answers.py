@@ -18,20 +18,6 @@ from debubble.units import NS_PER_S, counted, show_duration, show_gain
 SCHEMA = "debubble.tune/1"
 
 
-class SettingPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """What the command is told; what it cannot be told is left out."""
-
-    microbatches: int | None = None
-    split: list[int] | None = None
-    schedule: str | None = None
-    overlap: bool | None = None
-    layers: list[int] | None = None
-    in_flight: int | None = None
-    chunk: int | None = None
-    tokens_a_batch: int | None = None
-    requests_a_batch: int | None = None
-
-
 class ExpectedPart(Part, frozen=True, kw_only=True):
     """What was predicted of a run."""
 
@@ -46,7 +32,7 @@ class RunPart(Part, frozen=True, kw_only=True):
     """One run of the command, and what came of it."""
 
     run: Annotated[int, "number"]
-    setting: SettingPart
+    setting: Setting
     why: str
     outcome: str
     message: Annotated[str | None, "outcome.message"]
@@ -73,8 +59,8 @@ class TuneAnswer(Answer, frozen=True, kw_only=True):
     basis: str
     """Of all runs: profiled or unprofiled."""
     command: list[str]
-    now: SettingPart
-    winner: SettingPart | None
+    now: Setting
+    winner: Setting | None
     winner_command: list[str]
     throughput_gain_fraction: float | None
     expected: ExpectedPart | None
@@ -92,7 +78,7 @@ class TuneAnswer(Answer, frozen=True, kw_only=True):
 class TryPart(Part, frozen=True, kw_only=True):
     """A setting that would be tried."""
 
-    setting: SettingPart
+    setting: Setting
     command: list[str]
     expected: ExpectedPart | None
 
@@ -114,8 +100,8 @@ def answer_tune(tuned: Tuning) -> TuneAnswer:
     return TuneAnswer(
         basis=standing.basis,
         command=list(standing.task.template.words),
-        now=SettingPart.of(standing.now),
-        winner=None if winner is None else SettingPart.of(winner),
+        now=standing.now,
+        winner=winner,
         winner_command=list(tuned.command),
         throughput_gain_fraction=None if winner is None else standing.gain_of(winner),
         expected=None if winner is None else _expected_part(last_expected(tuned, winner)),
@@ -138,7 +124,7 @@ def answer_dry_run(task: Task, tries: Sequence[Candidate]) -> DryRunAnswer:
         first=list(fill(task.template.now)),
         tries=[
             TryPart(
-                setting=SettingPart.of(candidate.setting),
+                setting=candidate.setting,
                 command=list(fill(candidate.setting)),
                 expected=_expected_part(candidate.expected),
             )

@@ -432,7 +432,7 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
 
 
 def _say_misses(plan: Plan) -> list[str]:
-    """Say why no change is simulated, where the simulation goes wrong, and what would help."""
+    """Say why no change is simulated, and what would help."""
     no_fit = plan.baseline.no_fit
     if no_fit is None:
         return []
