@@ -289,7 +289,6 @@ class Analysis:
                 framework=None if framework == ANY else framework,
                 barred=barred,
                 hold=hold,
-                empty_ends=True,
             ),
             search=search,
         )
