@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from dataclasses import replace
 
-import pytest
 from support.measurements import sampled
 
 from debubble.measure.compare import compare
-from debubble.measure.store import Record
+from debubble.measure.measurement import Record
 from debubble.report.answers.base import json_text
 from debubble.report.answers.compare import answer_compare, answer_history
-from debubble.report.compare import compare_page, history_csv, history_page
+from debubble.report.compare import compare_page, history_page
 from debubble.report.text import Page, Table, as_markdown
 
 EVIL = "\x1b[31mred\x1b[0m\r\n# head\n<img src=x onerror=a()>\u202e\u2066gnp.exe|[a](javascript:x)"
 NOT_SHOWN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-FORMULAS = ["=cmd|'/C calc'!A0", "+1+cmd", "-2", "@SUM(1)", "|x", "%0a", "\t=1", "\r=1"]
 
 
 def record(text):
@@ -56,17 +52,6 @@ def test_every_part_of_a_page_as_markdown_obeys_no_name():
     )
     check_markdown(as_markdown(page))
     check_markdown(as_markdown(history_page([record(EVIL)])))
-
-
-@pytest.mark.parametrize("text", [*FORMULAS, EVIL])
-def test_no_cell_of_a_spreadsheet_is_a_formula_or_a_command(text):
-    exported = history_csv([record(text)])
-    assert not NOT_SHOWN.search(exported)
-    head, row = csv.reader(io.StringIO(exported))
-    for name in ("name", "capture", "schedule", "tags"):
-        cell = row[head.index(name)]
-        assert cell[:1] not in set("=+-@|%\t\r"), (name, cell)
-    assert len(exported.splitlines()) == 2
 
 
 def test_halves_of_characters_do_not_reach_a_program():

@@ -51,8 +51,10 @@ def sglang():
 
 
 def configure(folder, url):
-    source = f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{url}"\n'
-    source += 'kind = "sglang"\nseconds = "100ms"\naround = "0s"\nsettle = "0s"\npoll = "100ms"\n'
+    source = f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nsettle = "0s"\n'
+    source += (
+        f'poll = "100ms"\n[source.server]\nurl = "{url}"\nkind = "sglang"\nseconds = "100ms"\n'
+    )
     return write_config(folder, sources=source)
 
 
@@ -61,9 +63,9 @@ def test_sglang_is_captured_and_its_prompts_say_the_context_length(tmp_path):
     """Four ranks tell the same queue of three: that is no pressure, though twelve would be."""
     with sglang() as (engine, url), Watching(configure(tmp_path, url)) as watch:
         watch.wait_for("analysed")
-        shown = watch.ask_until("/api/pipelines", lambda data: data["pipelines"][0]["latest"])
-        latest = shown["pipelines"][0]["latest"]
-        assert (latest["context_source"], latest["context_bucket"]) == ("server", 512)
+        shown = watch.ask_until(lambda data: data["pipelines"][0]["standings"])
+        latest = shown["pipelines"][0]["captures"][-1]["finding"]
+        assert (latest["context_source"], latest["bucket"]) == ("server", 512)
         assert latest["requests"] == {"512": 10.0}
         assert watch.stop() == 0
     (order,) = engine.orders

@@ -63,11 +63,11 @@ def engine(folder):
         yield one
 
 
-def source(one, *, every="300ms", seconds="200ms", around="0s", more=""):
+def source(one, *, every="300ms", seconds="200ms"):
     return (
-        f'[[source]]\nname = "{one.folder.name}"\nfolder = "{one.folder}"\nserver = "{one.url}"\n'
-        f'kind = "vllm"\nevery = "{every}"\nseconds = "{seconds}"\n'
-        f'settle = "0s"\npoll = "100ms"\naround = "{around}"\n{more}'
+        f'[[source]]\nname = "{one.folder.name}"\nfolder = "{one.folder}"\n'
+        f'settle = "0s"\npoll = "100ms"\n[source.server]\nurl = "{one.url}"\nkind = "vllm"\n'
+        f'every = "{every}"\nseconds = "{seconds}"\n'
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from debubble.cli.gates import close_gate, refuse_doubted, refuse_to_judge
-from debubble.cli.history import recall, recall_predictions, with_tokens
+from debubble.cli.history import recall, recall_predictions
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -27,7 +27,6 @@ from debubble.cli.options import (
     trace_options,
     write_html,
 )
-from debubble.cli.planning import parse_tokens
 from debubble.errors import Gap, Touch, UsageError
 from debubble.trace.source import is_url
 from debubble.units import NS_PER_S, counted, parse_share
@@ -69,12 +68,6 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     metavar="SHARE",
     help="Smallest change that matters.  [default: the spread of repeated runs]",
 )
-@input_option(
-    "--tokens",
-    type=parse_tokens,
-    metavar="N[,N]",
-    help="Tokens of a microbatch, before and after.",
-)
 @memory_limit_option
 @input_option(
     "--predicted",
@@ -102,7 +95,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     after: str,
     pipeline: int | None,
     threshold: float | None,
-    tokens: tuple[int, int | None] | None,
     limit_bytes: int | None,
     predicted: str | None,
     change: str | None,
@@ -123,12 +115,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     from debubble.report.html.measured import compare_report
 
     failing = fail_on or frozenset()
-    counts = (None, None) if tokens is None else (tokens[0], tokens[1] or tokens[0])
     sides = [_measure(words, reader, pipeline, store, manners) for words in (before, after)]
     gaps = [gap for side in sides for gap in side.gaps]
-    first, second = (
-        with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)
-    )
     kept = sides[0].predicted(store) if predicted is None else read_predictions(predicted)
     if change is not None and change not in {each.words for each in kept}:
         raise UsageError(
@@ -138,8 +126,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
             else "plan BEFORE --save NAME keeps what is predicted of it",
         )
     comparison = compare(
-        replace(first, predicted=kept),
-        second,
+        replace(sides[0].measurement, predicted=kept),
+        sides[1].measurement,
         change=change,
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         limit_bytes=limit_bytes,

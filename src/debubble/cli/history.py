@@ -7,8 +7,6 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -29,9 +27,9 @@ from debubble.errors import Gap, MissingExtra, RunNotFound, StoreError, UsageErr
 from debubble.units import printable
 
 if TYPE_CHECKING:
-    from debubble.measure.measurement import Measurement
+    from debubble.measure.measurement import Measurement, Record
     from debubble.measure.prediction import Prediction
-    from debubble.measure.store import Record, Store
+    from debubble.measure.store import Store
 
 
 @click.group(
@@ -60,7 +58,6 @@ def command(context: click.Context, *, store: str | None, manners: Manners) -> N
     "--name", required=True, help="Name of the measurement; it may hold several captures."
 )
 @input_option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the measurement.")
-@input_option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens of a microbatch.")
 @pipeline_option
 @store_option
 @trace_options
@@ -70,14 +67,13 @@ def add(  # noqa: PLR0913 (one argument a flag)
     traces: tuple[str, ...],
     name: str,
     tags: tuple[str, ...],
-    tokens: int | None,
     pipeline: int | None,
     store: str | None,
     reader: Reader,
     manners: Manners,
 ) -> None:
     """Measure the run of TRACES and keep it."""
-    from debubble.measure.store import Record
+    from debubble.measure.measurement import Record
     from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_page
     from debubble.timeline.fleet.survey import Question
@@ -86,9 +82,8 @@ def add(  # noqa: PLR0913 (one argument a flag)
     pairs = parse_tags(tags)
     measured = reader.analyse(traces, Question(pipeline=pipeline), manners)
     gaps = measured.measured_warnings
-    kept = with_tokens(measured.measurement, tokens)
+    kept, now_s = measured.measurement, time.time()
     with opened(store) as history:
-        now_s = time.time()
         number = history.add(name, kept, now_s=now_s, tags=pairs)
     record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
     page = history_page([record])
@@ -124,31 +119,6 @@ def _print_records(
     finish(page, answer_history(records, damaged, whole=whole), manners)
 
 
-@command.command("tag")
-@click.argument("name")
-@click.argument("tags", nargs=-1, required=True)
-@store_option
-def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
-    """Tag the measurements of NAME: TAGS are KEY=VALUE."""
-    pairs = parse_tags(tags)
-    with opened(store) as history:
-        count = history.tag(name, pairs)
-    click.echo(f"{count} tagged.")
-
-
-@command.command("export")
-@store_option
-def export(*, store: str | None) -> None:
-    """Write every sample of every measurement to stdout as CSV, a row a step."""
-    from debubble.report.compare import history_csv
-
-    with opened(store, read_only=True) as history:
-        records, damaged = history.readable_records()
-    for gap in damaged:
-        click.echo(f"warning: {printable(str(gap))}", err=True)
-    click.echo(history_csv(records), nl=False)
-
-
 @command.command("prune")
 @limit_option(
     "--keep",
@@ -164,11 +134,6 @@ def prune(*, keep: int, name: str | None, store: str | None) -> None:
     with opened(store) as history:
         count = history.prune(keep=keep, name=name)
     click.echo(f"{count} dropped.")
-
-
-def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
-    """Add the tokens of a microbatch, where the user knows them."""
-    return measurement if tokens is None else replace(measurement, tokens=tokens)
 
 
 def check_name(name: str) -> None:
@@ -200,21 +165,18 @@ def opened(url: str | None, *, read_only: bool = False) -> Iterator[Store]:
 @contextmanager
 def opened_if_any(url: str | None, *, read_only: bool = False) -> Iterator[Store | None]:
     """Lend the store; None where nobody named one and its extra is missing, or none was kept."""
-    from debubble.measure.store import Store, default_url, store_url
-
-    user_file = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
-    store = None
-    if url is not None or not read_only or Path(user_file).exists():
-        try:
-            store = Store(store_url(url), read_only=read_only)
-        except MissingExtra:
-            if url is not None:
-                raise
     try:
+        from debubble.measure.store import user_file
+    except MissingExtra:
+        if url is not None:
+            raise
+        yield None
+        return
+    if url is None and read_only and not user_file().exists():
+        yield None
+        return
+    with opened(url, read_only=read_only) as store:
         yield store
-    finally:
-        if store is not None:
-            store.close()
 
 
 def recall(name: str, stated: str | None) -> list[Measurement]:

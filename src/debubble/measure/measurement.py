@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
 from typing import Any, TypeVar
@@ -172,6 +173,23 @@ class Measurement:
         if self.microbatches is None:
             return ()
         return tuple(self.microbatches / length for length in lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One measurement as the history keeps it."""
+
+    number: int
+    name: str
+    created_s: float
+    """Seconds since 1970."""
+    measurement: Measurement
+    tags: dict[str, str]
+
+    @property
+    def created(self) -> str:
+        """When it was made, in UTC."""
+        return datetime.fromtimestamp(self.created_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def measure_run(

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
-from typing import Any
 
 from debubble.measure.comparison import Verdict
-from debubble.measure.measurement import middle
-from debubble.measure.store import Record, created_at
+from debubble.measure.measurement import Record, middle
 from debubble.report.answers.compare import (
     CompareAnswer,
     label_of,
@@ -22,7 +18,6 @@ from debubble.timeline.job import Basis
 from debubble.units import (
     UNKNOWN,
     counted,
-    printable,
     show_bytes,
     show_known,
     show_largest,
@@ -94,26 +89,6 @@ def _cause_tables(answer: CompareAnswer) -> list[Table]:
     return [table]
 
 
-COLUMNS: dict[str, type] = {
-    "name": str,
-    "created": str,
-    "capture": str,
-    "step": int,
-    "bubble_fraction": float,
-    "batch_latency_s": float,
-    "step_time_s": float,
-    "basis": str,
-    "microbatches": int,
-    "schedule": str,
-    "split": str,
-    "tags": str,
-}
-
-
-# What a spreadsheet may take for the begin of a formula.
-_FORMULA = ("=", "+", "-", "@", "|", "%")
-
-
 def history_page(records: Sequence[Record]) -> Page:
     """List records, a line each, oldest first."""
     names = len({record.name for record in records})
@@ -132,8 +107,8 @@ def history_page(records: Sequence[Record]) -> Page:
     for record in records:
         measurement = record.measurement
         batch = middle(measurement.batch_latencies_s(measurement.basis))
-        # To the minute: --json and export have the seconds.
-        kept = created_at(record.created_s)[:16].replace("T", " ")
+        # To the minute: --json has the seconds.
+        kept = record.created[:16].replace("T", " ")
         table.rows.append(
             (
                 record.name,
@@ -150,51 +125,3 @@ def history_page(records: Sequence[Record]) -> Page:
         )
     page.tables = [table]
     return page
-
-
-def history_rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return every sample as a row, under the names of `COLUMNS`."""
-    rows = []
-    for record in records:
-        measurement = record.measurement
-        split = ",".join(map(str, measurement.split or ()))
-        tags = ";".join(f"{key}={value}" for key, value in record.tags.items())
-        for sample in measurement.samples:
-            values = (
-                record.name,
-                created_at(record.created_s),
-                sample.capture,
-                sample.step,
-                sample.bubble_fraction,
-                sample.batch_latency_s,
-                sample.step_time_s,
-                str(measurement.traced),
-                measurement.microbatches,
-                measurement.schedule,
-                split,
-                tags,
-            )
-            texts = (
-                value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
-                for value in values
-            )
-            rows.append(dict(zip(COLUMNS, texts, strict=True)))
-    return rows
-
-
-def history_csv(records: Sequence[Record]) -> str:
-    """Write every sample as a row."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in history_rows(records):
-        writer.writerow({name: _cell(value) for name, value in row.items()})
-    return out.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """Return a cell that a spreadsheet shows: it takes a text that begins so for a formula."""
-    if not isinstance(value, str):
-        return value
-    text = printable(value)
-    return f"'{text}" if text.startswith(_FORMULA) else text

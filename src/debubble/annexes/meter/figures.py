@@ -19,7 +19,7 @@ from debubble.annexes.meter.record import END, OP, PASSES, PEER, STAGE, START, S
 from debubble.units import NS_PER_S
 
 # A job has many ranks, and steps enough: the reference may be longer than that of captures.
-CHART = drift.Chart(sides="up", reference=4 * drift.REFERENCE)
+CHART = drift.Chart(worse="up", reference=4 * drift.REFERENCE)
 # A rank with so much more to do than the median of its pipeline drags it, also if it always did.
 _DRAGS = 0.05
 _REMEMBERED = 32
@@ -157,9 +157,9 @@ class RankFigures:
             self.quickest_ns[peer] = min(self.quickest_ns.get(peer, took), took)
         if disturbed or figures.busy_ns <= 0:
             return False
-        before = drift.alarm(self.track, CHART)
+        before = drift.is_alarm(self.track, CHART)
         self.track = drift.advance(self.track, figures.busy_ns, CHART, figures.number)
-        return before is None and drift.alarm(self.track, CHART) is not None
+        return not before and drift.is_alarm(self.track, CHART)
 
     @property
     def since_step(self) -> int:
@@ -171,7 +171,7 @@ class RankFigures:
     def slower_by(self) -> float:
         """By how much longer what the rank does takes than it did; 0 without an alarm."""
         track = self.track
-        if drift.alarm(track, CHART) is None or track.level is None or track.recent is None:
+        if not drift.is_alarm(track, CHART) or track.level is None or track.recent is None:
             return 0.0
         return track.recent / track.level - 1
 

@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, TYPE_CHECKING, Self
 
 import msgspec
 
@@ -19,7 +19,9 @@ from debubble.annexes.tune.setting import Setting
 from debubble.annexes.tune.trial import MARKER, Outcome, clear_trial
 from debubble.errors import TuneError
 from debubble.measure.prediction import Prediction
-from debubble.measure.store import Store
+
+if TYPE_CHECKING:
+    from debubble.measure.store import Store
 
 NAME = "journal.jsonl"
 _ANY_SCHEMA = "debubble.tune-journal/"

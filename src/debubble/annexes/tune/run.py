@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from debubble.annexes.tune.jobs import JobTrials
 from debubble.annexes.tune.journal import NAME, SCHEMA, Heading, Journal, Run, begin_anew, remember
@@ -22,7 +23,9 @@ from debubble.annexes.tune.setting import (
 )
 from debubble.annexes.tune.trial import Bench, clear_trial
 from debubble.capture.settings import Settings
-from debubble.measure.store import Store
+
+if TYPE_CHECKING:
+    from debubble.measure.store import Store
 
 __all__ = [
     "Bench",
