@@ -15,7 +15,7 @@ from msgspec.structs import asdict, replace
 
 from debubble.annexes import drift
 from debubble.annexes.watch import mix
-from debubble.annexes.watch.analyse import Finding
+from debubble.annexes.watch.analyse import Finding, PlannedChange
 from debubble.annexes.watch.config import Drift
 from debubble.ledger.causes import Cause
 from debubble.units import (
@@ -154,33 +154,45 @@ def judge(
         mix=mix.advance(state.mix, finding.requests, settings.reference),
         plans=plans[-_AGREEING:],
     )
-    alerts = [
-        _slower(standing)
-        for standing in standings(tracks, (*earlier, capture), settings)
-        if standing.state == "worse" and standing.context_bucket == finding.bucket
-    ]
-    if finding.requests and mix.moved(state.mix):
-        alerts.append(_moved(state))
-    agreed = len(state.plans) == _AGREEING and len(set(state.plans)) == 1
-    if agreed and finding.plan is not None:
-        change, known = finding.plan.change, state.accepted_plan
-        if known is None or not change:
-            state = replace(state, accepted_plan=change)
-        elif change != known:
-            gain = show_share(finding.plan.gain)
-            words = f"the plan is outdated: {change} would now gain {gain} of throughput"
-            data = {"tuned_for": known, "today": change, "throughput_gain": finding.plan.gain}
-            alerts.append(_alert(PLAN_OUTDATED, "plan", words, data))
-    return state, [
-        replace(
-            alert,
-            pipeline=capture.pipeline,
-            message=f"{capture.pipeline}: {alert.message}",
-            raised_s=capture.captured_s,
-            capture_id=capture.id,
+    alerts: list[Alert] = []
+
+    def alert(kind: str, subject: str, message: str, data: dict[str, Any]) -> None:
+        alerts.append(
+            Alert(
+                pipeline=capture.pipeline,
+                kind=kind,
+                subject=subject,
+                message=f"{capture.pipeline}: {message}",
+                raised_s=capture.captured_s,
+                capture_id=capture.id,
+                data=data,
+            )
         )
-        for alert in alerts
-    ]
+
+    for standing in standings(tracks, (*earlier, capture), settings):
+        if standing.state == "worse" and standing.context_bucket == finding.bucket:
+            subject = f"{standing.metric}/{standing.context_bucket}"
+            alert(BUCKET_SLOWER, subject, _say_slower(standing), asdict(standing))
+    if finding.requests and mix.moved(state.mix):
+        alert(TRAFFIC_MOVED, "context_length", *_describe_shift(state))
+    state, outdated = _settle_plan(state, finding.plan)
+    if outdated:
+        gain, change = show_share(outdated["throughput_gain"]), outdated["today"]
+        words = f"the plan is outdated: {change} would now gain {gain} of throughput"
+        alert(PLAN_OUTDATED, "plan", words, outdated)
+    return state, alerts
+
+
+def _settle_plan(state: State, plan: PlannedChange | None) -> tuple[State, dict[str, Any] | None]:
+    """Accept the first plan that captures agree on; return what is known of one beside that."""
+    if plan is None or len(state.plans) < _AGREEING or len(set(state.plans)) > 1:
+        return state, None
+    known = state.accepted_plan
+    if known is None or not plan.change:
+        return replace(state, accepted_plan=plan.change), None
+    if plan.change == known:
+        return state, None
+    return state, {"tuned_for": known, "today": plan.change, "throughput_gain": plan.gain}
 
 
 def accept(state: State, alert: Alert) -> State:
@@ -197,7 +209,7 @@ def standings(
     tracks: Mapping[str, drift.Track], captures: Sequence[Capture], settings: Drift
 ) -> tuple[Standing, ...]:
     """Return how each metric of each bucket stands, and why by what captures show."""
-    found = []
+    result = []
     for subject, track in sorted(tracks.items()):
         metric, _, number = subject.partition("/")
         bucket, chart = int(number), _chart(metric, settings)
@@ -207,7 +219,7 @@ def standings(
             waits_more = metric == "bubble_fraction" and _is_quicker(tracks, bucket)
             state = "steady" if waits_more else "worse"
         since_s = track.moving.since if state == "worse" else None
-        found.append(
+        result.append(
             Standing(
                 metric=metric,
                 context_bucket=bucket,
@@ -220,7 +232,7 @@ def standings(
                 causes=() if since_s is None else _shifts(captures, bucket, since_s),
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _chart(metric: str, settings: Drift) -> drift.Chart:
@@ -232,56 +244,40 @@ def _chart(metric: str, settings: Drift) -> drift.Chart:
     )
 
 
-def _alert(kind: str, subject: str, message: str, data: dict[str, Any]) -> Alert:
-    return Alert(
-        pipeline="",
-        kind=kind,
-        subject=subject,
-        message=message,
-        raised_s=0.0,
-        capture_id=0,
-        data=data,
-    )
-
-
-def _slower(standing: Standing) -> Alert:
+def _say_slower(standing: Standing) -> str:
     metric, bucket, since_s = standing.metric, standing.context_bucket, standing.since_s or 0.0
     where = f" of requests {say_bucket(bucket)}" if bucket else ""
     was, now = (show_metric(metric, value) for value in (standing.reference, standing.recent))
     grown = f"; {standing.causes[0]}" if standing.causes else ""
-    return _alert(
-        BUCKET_SLOWER,
-        f"{metric}/{bucket}",
-        f"{say_metric(metric)}{where} got worse, from {was} to {now}, since "
-        f"{show_time(since_s)}{grown}",
-        asdict(standing),
-    )
+    since = f"since {show_time(since_s)}{grown}"
+    return f"{say_metric(metric)}{where} got worse, from {was} to {now}, {since}"
 
 
-def _moved(state: State) -> Alert:
+def _describe_shift(state: State) -> tuple[str, dict[str, Any]]:
+    """Say which lengths grew most and which fell most, from which share to which."""
     recent = state.mix.recent
     before, after, newest = map(mix.shares, (state.mix.reference, recent, recent[-1:]))
     old, new = _levels_of(state.tracks, "batch_latency_s", {*before, *after})
     data: dict[str, Any] = {"before": before, "after": after, "newest": newest}
     if old or new:
         data["batch_latency_s"] = mix.decompose(before, old, after, new)
-    # Those of late hold captures from before the traffic moved; the newest one does not.
-    grown = {
+    growth = {
         bucket: after.get(bucket, 0.0) - before.get(bucket, 0.0) for bucket in {*before, *after}
     }
+    most, least = (pick(growth, key=growth.__getitem__) for pick in (max, min))
     shifts = [
         f"{say_bucket(bucket)} went from {show_share(before.get(bucket, 0.0))} to "
         f"{show_share(after.get(bucket, 0.0))}"
-        for bucket in (max(grown, key=grown.__getitem__), min(grown, key=grown.__getitem__))
+        for bucket in (most, least)
     ]
-    most = max(grown, key=grown.__getitem__)
+    # Those of late hold captures from before the traffic moved; the newest one does not.
     message = (
         f"{show_share(mix.distance(before, after))} of the requests in "
         f"{counted(len(recent), 'capture')} of late moved to other context lengths: those of "
         f"{', '.join(shifts)}; {show_share(newest.get(most, 0.0))} of the newest capture's are "
         f"{say_bucket(most)}"
     )
-    return _alert(TRAFFIC_MOVED, "context_length", message, data)
+    return message, data
 
 
 def _levels_of(
