@@ -10,8 +10,7 @@ from support.tuning import bench_of, play_here, runs_of
 from debubble.annexes.tune.once import excess, improve_once
 from debubble.annexes.tune.report import demo_json
 from debubble.errors import MachineBusy
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Verdict
+from debubble.measure.compare import Verdict, compare
 
 BEFORE, AFTER = "3,3,3,7 4", "4,4,4,4 8"
 AGES = 3600.0

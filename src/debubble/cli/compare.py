@@ -33,7 +33,7 @@ from debubble.units import NS_PER_S, counted, parse_share
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.measure.comparison import Comparison, Verdict
+    from debubble.measure.compare import Comparison, Verdict
     from debubble.measure.measurement import Measurement
     from debubble.measure.prediction import Prediction
     from debubble.report.html.views import PipelineView
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def parse_verdicts(text: str) -> frozenset[Verdict]:
     """Read `worse,unsafe_memory`."""
-    from debubble.measure.comparison import Verdict
+    from debubble.measure.compare import Verdict
 
     known = [verdict.value for verdict in Verdict]
     words = [word.strip() for word in text.split(",")]
@@ -108,8 +108,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     Commas join captures of one setting. Result files of load generators are taken, too.
     """
-    from debubble.measure.compare import DEFAULT_THRESHOLD, compare, compare_causes
-    from debubble.measure.comparison import Verdict
+    from debubble.measure.compare import DEFAULT_THRESHOLD, Verdict, compare, compare_causes
     from debubble.report.answers.compare import answer_compare
     from debubble.report.compare import compare_page
     from debubble.report.html.measured import compare_report
@@ -195,7 +194,7 @@ class _Side:
 
 def _next_command(after: str, comparison: Comparison) -> str:
     """Name what to look at next, where AFTER is one place with traces in it."""
-    from debubble.measure.comparison import Verdict
+    from debubble.measure.compare import Verdict
 
     if comparison.after.served is not None or (not is_url(after) and not Path(after).exists()):
         return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from debubble.measure.comparison import Verdict
+from debubble.measure.compare import Verdict
 from debubble.measure.measurement import Record, middle
 from debubble.report.answers.compare import (
     CompareAnswer,

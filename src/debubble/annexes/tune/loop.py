@@ -20,7 +20,7 @@ from debubble.annexes.tune.prospects import Prospects, Scope, Standing
 from debubble.annexes.tune.setting import Setting
 from debubble.annexes.tune.trial import Bench, Kind, Outcome, end_marked
 from debubble.errors import UsageError
-from debubble.measure.comparison import Verdict
+from debubble.measure.compare import Verdict
 
 # A run that takes this many times as long as the longest good one, and a minute, hangs: starting
 # up on a busy machine may take long, but not so long.

@@ -22,8 +22,7 @@ from debubble.annexes.tune.trial import (
     run_trial,
 )
 from debubble.errors import Code, Gap, MachineBusy, TuneError
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Comparison, Verdict
+from debubble.measure.compare import Comparison, Verdict, compare
 from debubble.measure.prediction import PredictionCheck, check_prediction
 from debubble.plan.lever import Permissions
 from debubble.plan.option import Option

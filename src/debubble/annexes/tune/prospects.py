@@ -15,8 +15,7 @@ from debubble.annexes.tune.journal import Expectation, Run
 from debubble.annexes.tune.setting import Setting
 from debubble.annexes.tune.trial import Kind
 from debubble.errors import UsageError
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Comparison, Verdict
+from debubble.measure.compare import Comparison, Verdict, compare
 from debubble.measure.measurement import join_measurements
 from debubble.measure.prediction import NEARLY, Prediction, growth_of
 from debubble.plan.baseline import AlsoRun, Baseline, stages_of

@@ -36,8 +36,6 @@ from debubble.units import NS_PER_S
 
 UNKNOWN_BUCKET = 0
 """Where nobody told the context length."""
-# Room for what is shown; a report of a thousand ranks is not.
-_LONGEST_REPORT = 64_000
 # Clocks that count from a machine's start are younger than those that count from 1970.
 _CALENDAR_S = 1e9
 # Between two looks whether an analysis takes too long, or the service stops.
@@ -244,7 +242,7 @@ def _report(run: Analysis) -> str:
     out = io.StringIO()
     console = Console(file=out, width=120, no_color=True, highlight=False, emoji=False)
     print_page(find_page(answer_find(run)), console)
-    return out.getvalue()[:_LONGEST_REPORT]
+    return out.getvalue()
 
 
 def _contexts(

@@ -22,9 +22,8 @@ from debubble.units import printable
 _T = TypeVar("_T")
 
 CLAIMED, STORED, FAILED = "claimed", "stored", "failed"
-# Captures that are drawn, and that causes are asked of.
+# Captures that are drawn, and that causes are asked of; alerts that are listed.
 LOOKED_BACK = 300
-_LISTED_ALERTS = 200
 
 
 def _decode(data: str, kind: type[_T]) -> _T | None:
@@ -294,7 +293,7 @@ class Journal:
         """Return the last alerts: those that are open first, then the newest first."""
         order = (alerts.c.acknowledged_s.is_not(None), alerts.c.id.desc())
         with self.store.transaction() as connection:
-            return _read(Alert, connection, alerts.select().order_by(*order).limit(_LISTED_ALERTS))
+            return _read(Alert, connection, alerts.select().order_by(*order).limit(LOOKED_BACK))
 
     def acknowledge(
         self, number: int, *, now_s: float, accept: Callable[[State, Alert], State]

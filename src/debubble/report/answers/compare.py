@@ -8,7 +8,7 @@ from typing import ClassVar
 import msgspec
 
 from debubble.errors import Gap
-from debubble.measure.comparison import (
+from debubble.measure.compare import (
     CauseChange,
     Comparison,
     Confidence,
