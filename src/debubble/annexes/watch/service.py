@@ -94,8 +94,8 @@ class Service:
         self.config = config
         self.journal = journal
         self.patience = patience
-        self.store_problem = ""
-        """Why the store cannot be used now; nothing where it can."""
+        self.store_problems: dict[str, str] = {}
+        """Why the store cannot be used now, by the part that tried last."""
         self._health = {source.name: Health() for source in config.sources}
         self._news = threading.Event()
         self._stopping = threading.Event()
@@ -151,9 +151,7 @@ class Service:
             try:
                 work()
             except StoreAway as error:
-                self.store_problem = str(error)
-                log("store_away", level="error", part=part, problem=str(error))
-                self._sleep(_POLL_S)
+                self._away(part, error)
             except Exception as error:  # noqa: BLE001 (one part must not take the service down)
                 if time.monotonic() - began > 2 * _LONGEST_RETRY_S:  # it was well
                     failures = 0
@@ -164,6 +162,12 @@ class Service:
                 problem = traceback.format_exc()
                 log("failed", level="error", part=part, problem=problem, again_in_s=wait_s)
                 self._sleep(wait_s)
+
+    def _away(self, part: str, error: StoreAway) -> None:
+        """Wait for the store."""
+        self.store_problems[part] = str(error)
+        log("store_away", level="error", part=part, problem=str(error))
+        self._sleep(_POLL_S)
 
     def _trouble(self, pipeline: str, part: str, problem: str) -> None:
         """Note what is the matter with a part of a source, or that nothing is."""
@@ -179,14 +183,14 @@ class Service:
         """Lay out what is shown, so that no reader has the store looked into."""
         self.board = read_board(self.config, self.journal, self._health)
         self.page, self.metrics = status_page(self.board).encode(), write_metrics(self.board)
-        self.store_problem = ""
 
     def _show(self) -> None:
         while not self._stopping.is_set():
             self._sleep(_POLL_S)
-            if self._news.is_set() or self.store_problem:
+            if self._news.is_set() or "page" in self.store_problems:
                 self._news.clear()
                 self._refresh()
+                self.store_problems.pop("page", None)
 
     def capture_page(self, number: int) -> str | None:
         """Draw the report of a capture; None where there is none."""
@@ -218,6 +222,7 @@ class Service:
                 else:
                     self.journal.delivered(alert, target, now_s=time.time())
                     log("webhook_sent", target=urlsplit(target).hostname, alert=alert.id)
+            self.store_problems.pop("webhook", None)
             if refusals:
                 raise refusals[0]
             self._sleep(_POLL_S)
@@ -237,6 +242,7 @@ class Service:
                     break
             self._prune(source)
             self._trouble(source.name, "service", "")
+            self.store_problems.pop(source.name, None)
             wait_s = source.poll_s
             self._sleep(min(wait_s, due_s - time.time()) if source.server else wait_s)
 
@@ -318,11 +324,9 @@ class Service:
                     targets=self.config.webhooks,
                 )
             except StoreAway as error:
-                self.store_problem = str(error)
-                log("store_away", level="error", part=capture.pipeline, problem=str(error))
                 if self._stopping.is_set():
                     raise
-                self._sleep(_POLL_S)
+                self._away(capture.pipeline, error)
 
     def _prune(self, source: Source) -> None:
         """Remove raw traces that are not to be kept, and whose digests are."""

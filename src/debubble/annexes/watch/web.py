@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/healthz":
             self._send(b"ok\n")
         elif path == "/readyz":
-            if service.store_problem:
+            if service.store_problems:
                 raise _Refused(503, "the store cannot be reached now")
             self._send(b"ready\n")
         elif path == "/":
