@@ -46,7 +46,8 @@ def test_help_lists_options_by_heading_in_the_order_in_which_they_are_written():
     assert "Limits" not in said
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"mcp"}))  # a protocol has one form
+# A protocol has one form, and a service answers on its page.
+@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"mcp", "watch"}))
 def test_every_verb_can_be_pasted_and_read_by_a_program(verb):
     command = importlib.import_module(f"debubble.cli.{verb}").command
     inner = getattr(command, "commands", {}).values()
