@@ -94,7 +94,7 @@ class Alike:
     hops: int
     bytes_per_s: float | None
     """In the middle of them; None where no message shows it."""
-    of_wires: dict[str, float]
+    share_of: dict[str, float]
     """The share of what wires carry that such devices may have, by the name of the wire; empty
     where messages are too small to tell."""
     message_bytes: int
@@ -262,7 +262,7 @@ def _alike(hops: Sequence[HopHealth], figures: PipelineFigures) -> Alike | None:
     shares = {}
     if rate is not None and longest >= _TELLS_BYTES:
         shares = {name: rate / line for name, line in wires.items()}
-    return Alike(hops=len(judged), bytes_per_s=rate, of_wires=shares, message_bytes=longest)
+    return Alike(hops=len(judged), bytes_per_s=rate, share_of=shares, message_bytes=longest)
 
 
 def _wires(figures: PipelineFigures, wiring: Wiring) -> dict[Hop, str]:
