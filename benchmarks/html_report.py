@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.services.browser import Page, find_chromium, open_browser
 
 from debubble.ledger.ledger import build_ledger
-from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
+from debubble.report.html.reports import timeline_report
 from debubble.report.html.views import PipelineView
 from debubble.report.text import Page as Answer
 from debubble.simulate.as_timeline import as_timeline
@@ -95,7 +95,9 @@ def write_case(ranks: int, microbatches: int, path: Path) -> float:
     ledger = build_ledger(timeline, 0, timeline.steps)
     began = time.perf_counter()
     shown = PipelineView(timeline=timeline, figures=figures, ledger=ledger)
-    path.write_text(report_markup(find_report([shown], Answer(answer="A benchmark."), "made up")))
+    path.write_text(
+        report_markup(timeline_report("find", [shown], Answer(answer="A benchmark."), "made up"))
+    )
     return time.perf_counter() - began
 
 

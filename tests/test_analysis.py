@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from base64 import b64decode
 from collections import Counter
 from functools import wraps
 
@@ -15,9 +14,6 @@ from support.traces.recordings import H200
 import debubble
 from debubble.analysis import Analysis
 from debubble.cli import cli
-from debubble.errors import Code
-from debubble.report.answers.base import AnswerWarning
-from debubble.report.answers.compare import HistoryAnswer
 from debubble.simulate.theory import ideal_bubble
 from debubble.timeline.fleet.survey import Question, measure_run
 from debubble.timeline.schedules import Statement, order_of, state_schedule
@@ -123,7 +119,6 @@ def test_what_the_api_lists_is_there_and_nothing_else():
         "meter",
         "picture",
         "plan",
-        "scalars",
         "simulate",
         "step",
     ]
@@ -139,28 +134,3 @@ def test_an_analysis_is_asked_once_and_answers_every_verb():
     assert found.warnings == links.warnings
     with pytest.raises(TypeError, match="step"):
         debubble.find(run, step=2)
-
-
-def test_an_answer_shows_itself_in_a_notebook_with_strange_names_made_safe():
-    markup = debubble.find(analyse_recording(H200 / "1f1b_p2_m4"))._repr_html_()
-    assert markup.startswith("<div><p><b>Ranks wait 25 % of the batch")
-    assert "<table>" in markup
-    assert "<script" not in markup
-
-
-def test_a_run_shows_itself_in_a_notebook_under_a_picture_of_its_own():
-    run = analyse_recording(H200 / "1f1b_p2_m4")
-    shown = run._repr_html_()
-    image, _, said = shown.partition(">")
-    encoded = image.partition("base64,")[2].rstrip('"')
-    assert b64decode(encoded).startswith(b"<svg")
-    assert debubble.picture(run) == b64decode(encoded).decode()
-    assert "<script" not in shown
-    assert debubble.find(run).verdict[:20] in said
-
-
-def test_an_answer_that_nobody_draws_is_shown_as_text_and_obeyed_by_nobody():
-    odd = AnswerWarning(code=Code.UNREADABLE, message="<script>alert(1)</script>")
-    shown = HistoryAnswer(records=[], warnings=[odd])._repr_html_()
-    assert "<script" not in shown
-    assert "&lt;script&gt;" in shown

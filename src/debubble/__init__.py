@@ -20,7 +20,6 @@ __all__ = [
     "meter",
     "picture",
     "plan",
-    "scalars",
     "simulate",
     "step",
 ]

@@ -16,8 +16,8 @@ from debubble.report.answers.find import answer_find
 from debubble.report.answers.ledger import SCHEDULE
 from debubble.report.answers.links import answer_links
 from debubble.report.find import find_page
-from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
+from debubble.report.html.reports import timeline_report
 from debubble.report.html.views import pipelines_shown
 from debubble.report.links import links_page
 from debubble.report.text import as_markdown, print_page
@@ -48,7 +48,11 @@ def test_every_view_of_a_run_has_the_same_figures(folder):
     page = find_page(found)
     text = as_text(page)
     markup = html.unescape(
-        re.sub(r"<[^>]+>", " ", report_markup(find_report(pipelines_shown(run), page, "run")))
+        re.sub(
+            r"<[^>]+>",
+            " ",
+            report_markup(timeline_report("find", pipelines_shown(run), page, "run")),
+        )
     )
     figures = set(FIGURE.findall(text))
     assert len(figures) > 20

@@ -48,23 +48,11 @@ def test_simulate_takes_a_mix_of_lengths_and_a_cache(ask):
     assert option["verdict"] == "refused"
 
 
-@pytest.mark.parametrize("words", [("find",), ("plan",), ("simulate", "--in-flight", "2")])
-def test_what_is_stated_of_the_number_in_flight_is_held_against_the_capture(ask, words):
-    verb, *more = words
-    code, _, err = ask(verb, DATA / "u3337", *more, "--in-flight-measured", "4")
-    assert code == 0, err
-    code, _, err = ask(verb, DATA / "u3337", *more, "--in-flight-measured", "3")
-    assert code == 2
-    assert "3 batches in flight cannot be: the captures show 4 when one enters" in err
-
-
 @pytest.mark.parametrize(
     ("verb", "flag"),
     [
         ("simulate", "--in-flight"),
         ("simulate", "--chunk"),
-        ("find", "--in-flight-measured"),
-        ("plan", "--in-flight-measured"),
     ],
 )
 def test_flags_of_servers_are_refused_for_runs_with_steps(ask, verb, flag):
@@ -87,7 +75,7 @@ def test_flags_of_steps_are_refused_for_a_server(ask, tmp_path, monkeypatch, wor
     monkeypatch.chdir(tmp_path)
     code, _, err = ask(words[0], DATA / "k4", *words[1:])
     assert code == 2
-    assert "this is a server" in err
+    assert "is only for runs with steps" in err
     assert not list(tmp_path.iterdir())
 
 
@@ -149,7 +137,6 @@ def test_a_servers_plan_is_drawn_with_the_causes_of_its_waits(ask, tmp_path):
     code, _, err = ask("plan", DATA / "u3337", "--html", tmp_path / "plan.html", "--price", "$2")
     assert code == 0, err
     text = (tmp_path / "plan.html").read_text("utf-8")
-    assert "<h2>Changes</h2>" in text
     assert "cost/day" in text
     shown = json.loads(text.split('id="data">')[1].split("</script>")[0])
     waits = shown["views"][0]["waits"]

@@ -12,7 +12,6 @@ from debubble.plan.change import Change, Setting
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
-from debubble.plan.request import Planned
 from debubble.plan.split import best_split, ends_in_layers
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
@@ -37,11 +36,6 @@ def test_a_last_stage_with_a_head_of_three_layers_is_left_with_that_alone():
     found = best_split(baseline, Change(), empty_ends=True)
     assert found.split == (4, 4, 4, 3, 3, 0)
     assert best_split(baseline, Change()).latency_s > found.latency_s * 1.04
-
-
-def test_a_first_stage_can_be_an_embedding():
-    baseline, _ = run_with_ends(4, 3, embedding=4.0)
-    assert best_split(baseline, Change(), empty_ends=True).split == (0, 4, 4, 4)
 
 
 def test_no_stage_is_left_with_nothing_to_do():
@@ -83,14 +77,9 @@ def test_what_serves_is_not_told_of_ranks_without_layers(framework):
         emit(framework, Change(split=(4, 4, 4, 0)), run)
 
 
-def test_megatron_writes_stages_of_an_embedding_and_of_a_loss():
-    run = Setting(ranks=4, layers=8, microbatches=8, schedule="1f1b")
-    assert "'E|(t*4|)*2,L'" in emit("megatron", Change(split=(0, 4, 4, 0)), run)
-
-
 def test_head_and_embedding_are_named_in_layers():
     plan = make_plan(*run_with_ends(6, 3, embedding=0.4, head=3.2))
-    answer = answer_of_plan(Planned(plan=plan))
+    answer = answer_of_plan(plan)
     assert ends_in_layers(plan.baseline) == pytest.approx((0.4, 3.2))
     assert answer.baseline.head_layers == pytest.approx(3.2)
     notes = plan_page(answer).notes
@@ -100,5 +89,5 @@ def test_head_and_embedding_are_named_in_layers():
         for one in notes
     )
     assert any("stage 0: 3 layers + embedding (worth 0.4 layers)" in one for one in notes)
-    without = plan_page(answer_of_plan(Planned(plan=make_plan(*run_with_ends(4, 4))))).notes
+    without = plan_page(answer_of_plan(make_plan(*run_with_ends(4, 4)))).notes
     assert not any("worth of" in one for one in without)

@@ -9,15 +9,12 @@ import pytest
 from support.timelines.engine_runs import MS, planned_run
 from support.traces.read_once import build_recording
 
-from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for, judge_links, saved_by_repair
 from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
-from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.levers.link import repairs, words
 from debubble.plan.plan import make_plan
-from debubble.plan.request import Planned
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
 from debubble.timeline.figures import measure_pipeline
@@ -65,7 +62,7 @@ def test_all_slow_hops_of_a_rank_are_repaired_together():
     # A pipeline waits for its slowest hop: one of three repaired is nothing gained.
     gains = {frozenset(one.option.change.repaired): one.option.throughput_gain for one in found}
     assert max(gains[one] for one in each) < gains[of_all] / 2
-    said = answer_of_plan(Planned(plan=make_plan(baseline, timeline, links=links))).findings
+    said = answer_of_plan(make_plan(baseline, timeline, links=links)).findings
     assert sum("repairing it " in one for one in said) <= 1
 
 
@@ -75,9 +72,7 @@ def test_a_repair_that_saves_nothing_is_said_to_buy_nothing():
     (repair,) = plan.repairs
     for saved, buys in ((-1, "gains nothing."), (1, "saves little: 1 ns of ")):
         option = replace(repair.option, window_ns=plan.baseline.window_ns - saved)
-        said = answer_of_plan(
-            Planned(plan=replace(plan, repairs=(replace(repair, option=option),)))
-        ).findings
+        said = answer_of_plan(replace(plan, repairs=(replace(repair, option=option),))).findings
         assert sum(f"repairing it {buys}" in one for one in said) == 1, buys
 
 
@@ -92,17 +87,6 @@ def test_two_links_of_one_rank_are_one_repair_besides_each_alone():
     }
 
 
-def test_where_messages_go_one_way_one_hop_is_repaired():
-    baseline, _, links = run_with("forward-only", 6)
-    (repair,) = repairs(baseline, links)
-    assert repair.option.change == Change(repaired=((1, 2),))
-
-
-def test_hops_that_are_alike_are_none_to_repair():
-    baseline, _, links = run_with("forward-only", 1, noise=0.05)
-    assert repairs(baseline, links) == []
-
-
 def test_other_levers_are_weighed_on_the_repaired_run_too():
     baseline, timeline, links = run_with("1f1b", 6)
     plan = make_plan(baseline, timeline, links=links)
@@ -115,14 +99,6 @@ def test_other_levers_are_weighed_on_the_repaired_run_too():
     others = [one for one in plan.options if one.change.repaired is None]
     assert all(stays in one.assumptions for one in others)
     assert not any(stays in one.assumptions for one in (alone, *both))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", sorted(EMITTERS))
-def test_no_framework_can_be_told_to_repair_a_link(framework):
-    baseline, _, _ = run_with("forward-only", 1)
-    with pytest.raises(UsageError, match="to repair a link"):
-        emit(framework, Change(repaired=((1, 2),), split=LAYERS), baseline.setting)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +124,7 @@ def test_a_slow_hop_that_holds_up_a_forward_run_is_worth_its_repair(recorded):
     # The price is that of `find`, to the digit.
     assert saved_ms * MS == pytest.approx(named.culprit_saved_ns, abs=1)
     assert repair.replayed_ns == named.culprit_saved_ns == saved_by_repair(ledger, {(1, 2): None})
-    options = answer_of_plan(Planned(plan=plan)).to_dict()["options"]
+    options = answer_of_plan(plan).to_dict()["options"]
     option = next(one for one in options if one["lever"] == "link")
     assert option["change"] == {"repaired_hops": [[1, 2]]}
     assert option["link"]["replay_saved_s"] == repair.replayed_ns / 1e9
@@ -163,5 +139,5 @@ def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded
     assert repair.option not in plan.recommended
     assert any(
         said.startswith("Hop 2:3 takes 3.9 times as long as its peers; repairing it may gain +6 %")
-        for said in plan_page(answer_of_plan(Planned(plan=plan))).findings
+        for said in plan_page(answer_of_plan(plan)).findings
     )

@@ -10,11 +10,12 @@ from support.services.console import type_command
 from support.timelines.by_hand import a_timeline
 
 from debubble.errors import UsageError
+from debubble.report.frame import frame_step
 from debubble.report.lanes import draw_lanes
 
 
 def drawn(timeline, step=None, width=47):
-    return [line.plain for line in draw_lanes(timeline, 0, step, width)]
+    return [line.plain for line in draw_lanes(frame_step(timeline, 0, step), width)]
 
 
 # Forty columns beside a margin of seven: one millisecond each.

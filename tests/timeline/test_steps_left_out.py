@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from support.simulator.analysis import analyse, setup_of
 from support.simulator.devices import Play, true_bubbles, true_windows
-from support.simulator.host_programs import MAIN
 from support.simulator.written_traces import RankWriter, Writing, write_run
-from support.traces.kineto_events import annotation, details, send
+from support.traces.kineto_events import details, send
 from support.traces.trimmed import captured
 
 from debubble.timeline.build import build_run, build_timeline
@@ -147,35 +146,29 @@ def test_only_steps_that_all_ranks_hold_are_measured(less, more):
     assert [one.step for one in figures.left_out] == [0, 3]
 
 
-def test_time_from_step_to_step_is_not_taken_over_one_that_was_left_out(tmp_path, monkeypatch):
-    found = with_set_up(tmp_path, monkeypatch, steps=5, cold=(2,))
-    begins = [window[0] for window in true_windows(found.play)]
-    steps = np.diff(begins)[[0, 3]]
-    assert found.figures.step_time_ns == pytest.approx(steps.mean(), rel=0.001)
-
-
-class MakesCommunicators(RankWriter):
-    """A rank that makes a communicator in some steps, as NCCL's own ranges tell."""
-
-    cold = (0,)
-
-    def events(self, steps):
-        yield from super().events(steps)
-        for number in self.cold:
-            at = self.clock.us(steps[number].start_ns) + 1
-            yield annotation("ncclCommInitRankConfig", ts=at, dur=3, tid=MAIN)
+def test_time_from_step_to_step_is_not_taken_over_one_that_was_left_out():
+    play, traces = run_of("1f1b", "none", {"fused": True, "run_ahead": False}, 5)
+    timeline = build_timeline(traces)
+    passes = timeline.passes
+    lost = (passes.rank == 1) & (passes.step == 2)
+    figures = measure_pipeline(replace(timeline, passes=passes.where(~lost)), 0)
+    steps = np.diff([window[0] for window in true_windows(play)])[[0, 3]]
+    assert figures.step_time_ns == pytest.approx(steps.mean(), rel=0.001)
 
 
 class SendsShapes(RankWriter):
-    """A rank that sends a few bytes to the next one before its first batch, as torch does."""
+    """A rank that sends a few bytes to the next one before its first batches, as torch does."""
+
+    cold = 1
 
     def events(self, steps):
         yield from super().events(steps)
-        at = self.clock.us(steps[0].start_ns) + 1
-        if self.rank:
-            yield from self._small("recv", self.rank - 1, at)
-        if self.rank + 1 < len(self.members):
-            yield from self._small("send", self.rank + 1, at + 10)
+        for step in steps[: self.cold]:
+            at = self.clock.us(step.start_ns) + 1
+            if self.rank:
+                yield from self._small("recv", self.rank - 1, at)
+            if self.rank + 1 < len(self.members):
+                yield from self._small("send", self.rank + 1, at + 10)
 
     def _small(self, way, peer, at):
         yield send(peer, ts=at, dur=5, kind={"recv": "recv_"}.get(way, way))
@@ -183,26 +176,21 @@ class SendsShapes(RankWriter):
         yield details(way, ts=at + 1, dur=2, **{"In msg nelems": 8, **known})
 
 
-def written_by(writer, folder, monkeypatch, *, steps):
-    monkeypatch.setattr("support.simulator.written_traces.RankWriter", writer)
+def with_set_up(folder, monkeypatch, *, steps, cold=1):
+    monkeypatch.setattr(SendsShapes, "cold", cold)
+    monkeypatch.setattr("support.simulator.written_traces.RankWriter", SendsShapes)
     play = Play(setup_of("gpipe", 3, 6, steps=steps))
     write_run(play, folder, Writing(labels="simple"))
     return analyse(folder, play)
 
 
-def with_set_up(folder, monkeypatch, *, steps, cold=(0,)):
-    monkeypatch.setattr(MakesCommunicators, "cold", cold)
-    return written_by(MakesCommunicators, folder, monkeypatch, steps=steps)
-
-
-@pytest.mark.parametrize("cold", [(0,), (0, 1), (2,)])
-def test_steps_in_which_communicators_are_made_are_cold(cold, tmp_path, monkeypatch):
+@pytest.mark.parametrize("cold", [1, 2])
+def test_steps_ahead_of_which_shapes_are_sent_are_cold(cold, tmp_path, monkeypatch):
     found = with_set_up(tmp_path, monkeypatch, steps=5, cold=cold)
-    kept = [step for step in range(5) if step not in cold]
-    assert_true(found.figures, found.play, kept)
+    assert_true(found.figures, found.play, list(range(cold, 5)))
     assert [str(gap.code) for gap in found.gaps] == ["cold_steps"]
-    assert "communicators were made" in found.gaps[0].message
-    assert {row.count for row in found.figures.stages} == {6 * len(kept)}
+    assert "small messages went ahead" in found.gaps[0].message
+    assert {row.count for row in found.figures.stages} == {6 * (5 - cold)}
 
 
 def test_of_three_steps_none_is_left_out_for_being_cold(tmp_path, monkeypatch):
@@ -212,7 +200,7 @@ def test_of_three_steps_none_is_left_out_for_being_cold(tmp_path, monkeypatch):
 
 
 def test_where_all_steps_set_something_up_none_is_colder_than_the_others(tmp_path, monkeypatch):
-    found = with_set_up(tmp_path, monkeypatch, steps=4, cold=(0, 1, 2, 3))
+    found = with_set_up(tmp_path, monkeypatch, steps=4, cold=4)
     assert_true(found.figures, found.play, [0, 1, 2, 3])
 
 
@@ -255,10 +243,3 @@ def test_the_first_step_of_a_job_is_cold_where_a_table_counts_it_and_it_is_slow(
     figures = measure_pipeline(build_run(read_run(find_run([str(tmp_path / "ops.csv")]))), 0)
     assert [window.step for window in figures.windows] == kept
     assert [str(gap.code) for gap in figures.gaps] == ([] if len(kept) == 5 else ["cold_steps"])
-
-
-def test_shapes_that_are_sent_ahead_make_the_first_step_cold(tmp_path, monkeypatch):
-    found = written_by(SendsShapes, tmp_path, monkeypatch, steps=5)
-    assert_true(found.figures, found.play, [1, 2, 3, 4])
-    assert [str(gap.code) for gap in found.gaps] == ["cold_steps"]
-    assert "small messages went ahead" in found.gaps[0].message

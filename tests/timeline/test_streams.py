@@ -10,7 +10,7 @@ import pytest
 
 from debubble.timeline.figures import measure_stream
 from debubble.timeline.model import union_of
-from debubble.timeline.transfers import RankMessages, find_shift
+from debubble.timeline.transfers import find_shift
 from debubble.timeline.work import Messages
 from tests.support.timelines.by_hand import a_timeline
 
@@ -69,20 +69,18 @@ def test_batches_that_wait_for_another_to_leave_show_how_many_may_be_in_flight()
 def messages_of(spans, *, is_send):
     start, end = (np.array(moments, dtype=np.int64) for moments in zip(*spans, strict=True))
     count = len(spans)
-    return RankMessages(
-        messages=Messages(
-            issued_ns=start,
-            peer=np.full(count, 1 if is_send else 0, dtype=np.int32),
-            is_send=np.full(count, is_send),
-            start_ns=start,
-            end_ns=end,
-            message_bytes=np.full(count, 32_768, dtype=np.int64),
-            fused=np.zeros(count, dtype=bool),
-            queue=np.zeros(count, dtype=np.int32),
-            tag=np.full(count, -1, dtype=np.int32),
-            timed=np.ones(count, dtype=bool),
-            waited_ns=start,
-        ),
+    return Messages(
+        issued_ns=start,
+        peer=np.full(count, 1 if is_send else 0, dtype=np.int32),
+        is_send=np.full(count, is_send),
+        start_ns=start,
+        end_ns=end,
+        message_bytes=np.full(count, 32_768, dtype=np.int64),
+        fused=np.zeros(count, dtype=bool),
+        queue=np.zeros(count, dtype=np.int32),
+        tag=np.full(count, -1, dtype=np.int32),
+        timed=np.ones(count, dtype=bool),
+        waited_ns=start,
         step=np.zeros(count, dtype=np.int32),
     )
 

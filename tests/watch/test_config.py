@@ -44,7 +44,7 @@ def test_periods_and_shares_are_read(tmp_path):
         ('[[source]]\nname = "a/b"\nfolder = "/t"', r"source\[0\].name"),
         ('[[source]]\nname = "a"\nfolder = "t"', "'t' is no absolute path"),
         (SOURCE + 'foldr = "x"', r"source\[0\]: .*unknown field `foldr`"),
-        (SOURCE + 'settle = "soon"', r"source\[0\].settle: 'soon' is no period"),
+        (SOURCE + 'settle = "soon"', r"source\[0\].settle: 'soon' is no time"),
         (SOURCE + "settle = 5", r"source\[0\].settle: must be text"),
         (SOURCE + 'digests = "kept"', r"source\[0\].digests: 'kept' is no absolute path"),
         (SOURCE + "keep = -1", r"source\[0\].keep: Expected `int` >= 0"),

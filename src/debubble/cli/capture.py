@@ -17,12 +17,12 @@ from debubble.cli.options import (
     input_option,
     limit_option,
     output_option,
-    output_options,
+    plain_output_options,
     print_answer,
     question_option,
 )
 from debubble.errors import UsageError
-from debubble.report.inspect import capture_json, capture_page, server_json, server_page
+from debubble.report.inspect import folders_json, folders_page, server_json, server_page
 
 # Long enough for a few hundred decode steps, short enough for the file to be read.
 _SERVER_SECONDS = 2.0
@@ -78,7 +78,7 @@ _AROUND_SECONDS = 2.0
     help="Time to note a server's own metrics before and after; "
     f"{_AROUND_SECONDS:g} unless you say so, 0 for not at all.",
 )
-@output_options
+@plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
@@ -130,5 +130,5 @@ def command(  # noqa: PLR0913 (one argument a flag)
         tags=parse_tags(tags, "--tag branch=main"),
     )
     captures = capture_command(command_words, settings, output_to_stderr=bool(manners.as_json))
-    page = capture_page(captures, next_command)
-    print_answer(page, capture_json(captures), manners)
+    page = folders_page("capture", captures, next_command)
+    print_answer(page, folders_json("capture", captures), manners)

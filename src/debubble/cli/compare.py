@@ -111,7 +111,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     from debubble.measure.compare import DEFAULT_THRESHOLD, Verdict, compare, compare_causes
     from debubble.report.answers.compare import answer_compare
     from debubble.report.compare import compare_page
-    from debubble.report.html.measured import compare_report
+    from debubble.report.html.reports import paired_report
 
     failing = fail_on or frozenset()
     sides = [_measure(words, reader, pipeline, store, manners) for words in (before, after)]
@@ -139,8 +139,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
         count = counted(len(kept), "prediction")
         page.notes.append(f"{count} of {before}, none of this change: --change names it")
     if report_path is not None:
-        shown = [side.shown() for side in sides]
-        report = compare_report(answer, shown, page, f"{before} → {after}")
+        slots = [("before", sides[0].shown()), ("after", sides[1].shown())]
+        report = paired_report(
+            "compare", "Before and after", "A step of each", slots, page, f"{before} → {after}"
+        )
         write_html(report, report_path, manners)
     finish(page, answer, manners)
     if failing:

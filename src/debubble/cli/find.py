@@ -21,7 +21,6 @@ from debubble.cli.options import (
     force_option,
     gathered,
     html_option,
-    in_flight_option,
     input_option,
     limit_option,
     output_option,
@@ -29,10 +28,9 @@ from debubble.cli.options import (
     places_for,
     price_option,
     print_answer,
-    trace_options,
+    reading_options,
     write_html,
 )
-from debubble.errors import UsageError
 from debubble.units import parse_share, write_file
 
 if TYPE_CHECKING:
@@ -61,31 +59,25 @@ class Pictures:
         if self.lanes or self.perfetto or self.svg:
             self._draw_step(analysis, page, manners)
         if self.html is not None:
-            from debubble.report.html.measured import find_report
+            from debubble.report.html.reports import timeline_report
             from debubble.report.html.views import pipelines_shown
 
-            write_html(find_report(pipelines_shown(analysis), whole, words), self.html, manners)
+            report = timeline_report("find", pipelines_shown(analysis), whole, words)
+            write_html(report, self.html, manners)
 
     def _draw_step(self, analysis: Analysis, page: Page, manners: Manners) -> None:
         from debubble.report.chrome import write_chrome
-        from debubble.report.lanes import draw_lanes, frame_step
+        from debubble.report.frame import frame_of
+        from debubble.report.lanes import draw_lanes
         from debubble.report.svg import draw_svg
 
-        pipeline, timeline = analysis.pipeline, analysis.timeline
-        waits = analysis.ledger.waits if analysis.ledger else ()
-        step = analysis.step
-        if step is None and pipeline.windows:
-            step = pipeline.windows[0].step
-        if self.lanes and pipeline.one_run:
-            page.drawing = draw_lanes(timeline, pipeline.pipeline, step, drawing_width(), waits)
+        if self.lanes and analysis.pipeline.one_run:
+            page.drawing = draw_lanes(frame_of(analysis), drawing_width())
         if self.perfetto is not None:
-            write_chrome(timeline, self.perfetto, waits)
+            write_chrome(analysis.timeline, self.perfetto, analysis.waits)
             manners.say(f"{self.perfetto} written; open it in {_VIEWER}")
         if self.svg is not None:
-            if not pipeline.one_run:
-                raise UsageError("there is nothing to draw: these ranks are not of one run")
-            frame = frame_step(timeline, pipeline.pipeline, step, waits)
-            write_file(self.svg, draw_svg(frame, page.answer).encode())
+            write_file(self.svg, draw_svg(frame_of(analysis), page.answer).encode())
             manners.say(f"{self.svg} written")
 
 
@@ -108,10 +100,6 @@ def _place_pictures(
 @input_option(
     "--schedule", metavar="NAME|FILE", help="Schedule that ran, by name or as an order in CSV."
 )
-@input_option(
-    "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages per rank in that schedule."
-)
-@in_flight_option
 @limit_option(
     "--fail-over",
     type=parse_share,
@@ -128,7 +116,7 @@ def _place_pictures(
     html_option,
     force_option,
 )
-@trace_options
+@reading_options
 @detailed_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
@@ -136,10 +124,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     step: int | None,
     pipeline: int | None,
     schedule: str | None,
-    chunks: int | None,
-    in_flight_measured: int | None,
     fail_over: float | None,
-    tariff: Tariff,
+    tariff: Tariff | None,
     pictures: Pictures,
     reader: Reader,
     manners: Manners,
@@ -152,13 +138,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     if pictures.lanes:
         manners.refuse_drawing()
-    if schedule is None and chunks is not None:
-        raise UsageError("--chunks needs --schedule", hint="add --schedule NAME")
     question = Question(
         pipeline=pipeline,
         step=step,
-        statement=None if schedule is None else state_schedule(schedule, chunks),
-        in_flight=in_flight_measured,
+        statement=None if schedule is None else state_schedule(schedule),
     )
     words = shlex.join(traces)
     try:

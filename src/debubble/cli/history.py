@@ -20,6 +20,7 @@ from debubble.cli.options import (
     limit_option,
     output_options,
     pipeline_option,
+    plain_output_options,
     store_option,
     trace_options,
 )
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     invoke_without_command=True,
 )
 @store_option
-@output_options
+@plain_output_options
 @click.pass_context
 def command(context: click.Context, *, store: str | None, manners: Manners) -> None:
     """Keep measurements by name, to compare later runs with; alone, list them."""
@@ -86,19 +87,18 @@ def add(  # noqa: PLR0913 (one argument a flag)
     with opened(store) as history:
         number = history.add(name, kept, now_s=now_s, tags=pairs)
     record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
-    page = history_page([record])
-    page.answer = f"Kept as {name}."
+    answer = answer_history([record], gaps)
     # A URL with a user may hold a password.
     place = "" if store is None else f" --store {'URL' if '@' in store else shlex.quote(store)}"
-    page.next_command = manners.hint(f"debubble history{place}")
-    page.gaps = list(gaps)
-    finish(page, answer_history([record], gaps), manners)
+    page = history_page(answer, manners.hint(f"debubble history{place}"))
+    page.answer = f"Kept as {name}."
+    finish(page, answer, manners)
 
 
 @command.command("show")
 @click.argument("name")
 @store_option
-@output_options
+@plain_output_options
 def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
     with opened(store, read_only=True) as history:
@@ -114,9 +114,8 @@ def _print_records(
     from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_page
 
-    page = history_page(records)
-    page.gaps = list(damaged)
-    finish(page, answer_history(records, damaged, whole=whole), manners)
+    answer = answer_history(records, damaged, whole=whole)
+    finish(history_page(answer), answer, manners)
 
 
 @command.command("prune")

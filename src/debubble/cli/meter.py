@@ -17,12 +17,12 @@ from debubble.cli.options import (
     Verb,
     limit_option,
     output_option,
-    output_options,
+    plain_output_options,
     print_answer,
     question_option,
 )
 from debubble.errors import CaptureError, UsageError
-from debubble.report.inspect import meter_json, meter_page
+from debubble.report.inspect import folders_json, folders_page
 from debubble.units import parse_period
 
 
@@ -60,7 +60,7 @@ from debubble.units import parse_period
     metavar="PERIOD",
     help="Shortest time between two captures.",
 )
-@output_options
+@plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
@@ -101,4 +101,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         )
     newest = segments[-1]
     next_command = manners.hint(f"debubble find {shlex.quote(str(newest))}")
-    print_answer(meter_page(segments, next_command), meter_json(segments), manners)
+    print_answer(
+        folders_page("meter", segments, next_command), folders_json("meter", segments), manners
+    )

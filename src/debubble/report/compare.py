@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from debubble.measure.compare import Verdict
-from debubble.measure.measurement import Record, middle
 from debubble.report.answers.compare import (
     CompareAnswer,
+    HistoryAnswer,
     label_of,
     show_delta,
     show_figure,
     show_interval,
 )
 from debubble.report.text import Page, Table
-from debubble.timeline.job import Basis
 from debubble.units import (
     UNKNOWN,
     counted,
@@ -25,7 +22,6 @@ from debubble.units import (
     show_share,
 )
 
-_UNPROFILED = " *"
 # Of a batch; what is less on both sides reads as nothing.
 _SHOWN = 0.0005
 
@@ -89,39 +85,35 @@ def _cause_tables(answer: CompareAnswer) -> list[Table]:
     return [table]
 
 
-def history_page(records: Sequence[Record]) -> Page:
+def history_page(answer: HistoryAnswer, next_command: str = "") -> Page:
     """List records, a line each, oldest first."""
-    names = len({record.name for record in records})
-    heading = f"{counted(len(records), 'measurement')} of {counted(names, 'name')}"
-    page = Page(answer=f"{heading} in the history.")
-    if not records:
-        page.answer = "The history is empty."
+    page = Page(answer="The history is empty.", gaps=list(answer.warnings))
+    page.next_command = next_command
+    if not answer.records:
         page.next_command = "debubble history add TRACES --name NAME"
         return page
+    count = counted(len(answer.records), "measurement")
+    page.answer = (
+        f"{count} of {counted(len({r.name for r in answer.records}), 'name')} in the history."
+    )
+    bases = {record.basis for record in answer.records}
+    mark = {"unprofiled": " *"} if len(bases) > 1 else {}
+    page.notes = ["times: profiled, * unprofiled" if mark else f"times: {min(bases)}"]
     columns = ("name", "kept, UTC", "steps", "bubble", "batch", "peak", "schedule", "m", "tags")
-    shown = len(columns) - (not any(record.tags for record in records))
-    table = Table(columns=columns[:shown])
-    bases = {record.measurement.basis for record in records}
-    marked = {Basis.UNPROFILED} if len(bases) > 1 else set()
-    page.notes = [f"times: profiled,{_UNPROFILED} unprofiled" if marked else f"times: {min(bases)}"]
-    for record in records:
-        measurement = record.measurement
-        batch = middle(measurement.batch_latencies_s(measurement.basis))
-        # To the minute: --json has the seconds.
-        kept = record.created[:16].replace("T", " ")
-        table.rows.append(
-            (
-                record.name,
-                kept,
-                str(len(measurement.samples)),
-                show_share(middle(measurement.bubble_fractions)),
-                show_known(batch, show_seconds)
-                + (_UNPROFILED if measurement.basis in marked else ""),
-                show_largest([rank.peak_bytes for rank in measurement.memory], show_bytes),
-                measurement.schedule or UNKNOWN,
-                show_known(measurement.microbatches),
-                " ".join(f"{key}={value}" for key, value in record.tags.items()),
-            )[:shown]
+    table = Table(columns=columns)
+    for record in answer.records:
+        batch = show_known(record.numbers.batch_latency_s, show_seconds)
+        table.add(
+            record.name,
+            # To the minute: --json has the seconds.
+            record.created[:16].replace("T", " "),
+            str(record.n),
+            show_share(record.numbers.bubble_fraction),
+            batch + mark.get(record.basis, ""),
+            show_largest(record.numbers.peak_memory_bytes, show_bytes),
+            record.schedule or UNKNOWN,
+            show_known(record.microbatches),
+            " ".join(f"{key}={value}" for key, value in record.tags.items()),
         )
-    page.tables = [table]
+    page.tables = [table.without_unknown()]
     return page

@@ -1,4 +1,4 @@
-"""A `Timeline` in → one step of it framed, and drawn as lanes of text.
+"""A framed step in → lanes of text.
 
 Every column of a lane says which pass had most of it, by letter and by microbatch, so that a wrong
 label stands out without colour too.
@@ -6,7 +6,6 @@ label stands out without colour too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,78 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.text import Text
 
-from debubble.errors import UsageError
 from debubble.ledger.account import Wait
 from debubble.ledger.causes import Cause
+from debubble.report.frame import Frame, decimals_of, round_distance
 from debubble.report.palette import KINDS
-from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
+from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Transfers
 from debubble.units import NS_PER_MS, show_duration
-
-_ROUND = (1, 2, 5, 10)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """One step of a pipeline, from its first pass's start to its last pass's end."""
-
-    step: int
-    begin_ns: int
-    end_ns: int
-    ranks: tuple[RankTimeline, ...]
-    passes: Passes
-    """All that reach into the frame, those of other steps too."""
-    waits: tuple[Wait, ...]
-    name: str
-    """`step 3`, or `pipeline 1, step 3` where there are several."""
-
-    @property
-    def length_ns(self) -> int:
-        """How long the step is."""
-        return self.end_ns - self.begin_ns
-
-
-def frame_step(
-    timeline: Timeline, pipeline: int, step: int | None, waits: Sequence[Wait] = ()
-) -> Frame:
-    """Frame a step; by default the first one that all ranks have."""
-    ranks = timeline.ranks_of(pipeline)
-    passes = timeline.passes.where(np.isin(timeline.passes.rank, [r.rank for r in ranks]))
-    known = sorted(set(passes.step.tolist()))
-    whole = [
-        number for number in known if len(set(passes.rank[passes.step == number])) == len(ranks)
-    ]
-    chosen = step if step is not None else (whole or known or [None])[0]
-    if chosen not in known:
-        where = "" if chosen is None else f" in step {chosen}"
-        raise UsageError(
-            f"there is nothing to draw: no pass{where}",
-            hint=f"--step takes one of: {', '.join(map(str, known))}" if known else "",
-        )
-    here = passes.where(passes.step == chosen)
-    begin = int(here.start_ns.min())
-    end = max(int(here.end_ns.max()), begin + 1)
-    of = f"pipeline {pipeline}, " if len(timeline.pipelines) > 1 else ""
-    return Frame(
-        step=chosen,
-        begin_ns=begin,
-        end_ns=end,
-        ranks=ranks,
-        passes=passes.where((passes.end_ns > begin) & (passes.start_ns < end)),
-        waits=tuple(wait for wait in waits if wait.step == chosen),
-        name=f"{of}step {chosen}",
-    )
-
-
-def round_distance(least: float) -> float:
-    """Return the smallest of 1, 2, 5, 10, 20, … that is no less."""
-    power: float = 10.0 ** math.floor(math.log10(least))
-    return next(number * power for number in _ROUND if number * power >= least)
-
-
-def decimals_of(distance: float) -> int:
-    """Return how many decimals multiples of a round distance are written with."""
-    return max(0, -math.floor(math.log10(distance)))
-
 
 # Where stdout is no terminal: wide enough for passes, narrow enough for a mail.
 PLAIN_WIDTH = 100
@@ -128,21 +61,11 @@ class _View:
         return f"{self.column_ns / NS_PER_MS:.3g} {self.units}"
 
 
-def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
-    timeline: Timeline,
-    pipeline: int,
-    step: int | None,
-    width: int,
-    waits: Sequence[Wait] = (),
-    *,
-    units: str = "",
-) -> list[Text]:
-    """Draw one step of a pipeline in lines no wider than `width`; by default its first step.
+def draw_lanes(frame: Frame, width: int, *, units: str = "") -> list[Text]:
+    """Draw a step in lines no wider than `width`; each column in which a rank waits shows why.
 
-    With waits, each column in which a rank waits shows why. `units` says what a millisecond stands
-    for, where a simulated run has no times but ratios.
+    `units` says what a millisecond stands for, where a simulated run has no times but ratios.
     """
-    frame = frame_step(timeline, pipeline, step, waits)
     margin = max(len(f"rank {rank.rank} ") for rank in frame.ranks)
     columns = max(width, _NARROWEST) - margin
     view = _View(
@@ -154,9 +77,10 @@ def draw_lanes(  # noqa: PLR0913 (what, of it which part, and how)
     )
     lines = [Text(f"{frame.name}; a column is {view.column}")]
     for rank in frame.ranks:
-        arrivals = timeline.transfers.where(timeline.transfers.destination == rank.rank)
+        arrivals = frame.transfers.where(frame.transfers.destination == rank.rank)
         held = frame.passes.where(frame.passes.rank == rank.rank)
-        idle = _idle(arrivals, [wait for wait in waits if wait.rank == rank.rank], view)
+        waits = [wait for wait in frame.waits if wait.rank == rank.rank]
+        idle = _idle(arrivals, waits, view)
         lines += _lane(held, idle, rank, view)
     lines.append(Text(_axis(view), style="dim"))
     return [*lines, *_legend(frame, margin + columns), *_longest(frame.waits)]
@@ -278,7 +202,7 @@ def _legend(frame: Frame, width: int) -> list[Text]:
         if (passes.kind == kind).any()
     ]
     entries += [
-        (sign, _WAIT_STYLES.get(sign, "dim"), cause.about.word)
+        (sign, _WAIT_STYLES.get(sign, "dim"), cause.word)
         for cause, sign in _SIGNS.items()
         if cause in seen
     ]

@@ -23,10 +23,6 @@ LIGHT = {
     "accent": "#0a5c96",
     "good": "#116b3c",
     "bad": "#a8320a",
-    "shade0": "#e8f0f7",
-    "shade1": "#cfe0ee",
-    "shade2": "#b1cee4",
-    "shade3": "#8fb8d6",
 }
 DARK = {
     "ground": "#12161b",
@@ -37,10 +33,6 @@ DARK = {
     "accent": "#6cb8ee",
     "good": "#67cf94",
     "bad": "#ff9468",
-    "shade0": "#1d2c39",
-    "shade1": "#24394b",
-    "shade2": "#2b475f",
-    "shade3": "#335675",
 }
 # Written on passes, in light and dark alike.
 LABEL_INK = "#000000"
@@ -68,7 +60,7 @@ KINDS = {
 def colours_of(cause: Cause, *, in_dark: bool = False) -> tuple[str, str]:
     """Return the fill of a cause, and the ink of its hatch."""
     about = cause.about
-    return about.dark if in_dark and about.dark else (about.fill or about.colour, about.ink)
+    return about.dark if in_dark and about.dark else (about.colour, about.ink)
 
 
 def cause_rules(causes: Iterable[Cause], *, in_dark: bool = False) -> str:

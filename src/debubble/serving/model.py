@@ -218,8 +218,8 @@ def _queue_of(account: StreamAccount) -> Queue:
     if queue.in_flight is None or not batches.stream.sure:
         raise NoFit(
             "the number of batches in flight is unknown",
-            hint="state what the server keeps with --in-flight-measured, or capture some hundred "
-            "milliseconds of steady traffic with prompts in it, all ranks at once",
+            hint="capture some hundred milliseconds of steady traffic with prompts in it, all "
+            "ranks at once",
         )
     return queue
 

@@ -20,22 +20,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 
-from debubble.errors import Code, Gap, NoPipeline, Touch
+from debubble.errors import Code, Gap, NoPipeline
 from debubble.timeline.clock import (
     align,
     contradict,
-    find_jumps,
     find_mixed,
     name_wrong,
     shift_transfers,
 )
-from debubble.timeline.figures import PipelineFigures, find_outside, measure_stream
+from debubble.timeline.figures import PipelineFigures, find_outside
 from debubble.timeline.from_table import build_from_table
 from debubble.timeline.job import tell_memory
 from debubble.timeline.layers import (
@@ -77,9 +75,7 @@ from debubble.timeline.model import (
     without,
 )
 from debubble.timeline.passes import (
-    Assignment,
     Host,
-    Posts,
     assign_by_labels,
     assign_by_structure,
     count_pieces,
@@ -103,8 +99,6 @@ from debubble.timeline.steps import (
 )
 from debubble.timeline.transfers import (
     Chain,
-    RankMessages,
-    Shift,
     Shifts,
     answers_lag,
     as_collectives,
@@ -115,7 +109,6 @@ from debubble.timeline.transfers import (
     find_shifts,
     join_over_missing,
     match_transfers,
-    pair_with_more,
     pipeline_groups,
     rank_of,
     translate_peers,
@@ -123,6 +116,7 @@ from debubble.timeline.transfers import (
 from debubble.timeline.turns import Turns, assign_by_turns, find_turns
 from debubble.timeline.work import (
     BEFORE_CAPTURE,
+    Messages,
     Work,
     apparent_of,
     find_carried_out,
@@ -140,7 +134,6 @@ from debubble.timeline.work import (
     unissued_of,
 )
 from debubble.trace.columns import KernelKind, Operation, RankTrace, merge
-from debubble.trace.communication import SENDS_BY_KERNELS
 from debubble.trace.format import TraceFile
 from debubble.trace.run import Run
 from debubble.trace.sidecar import Sidecar
@@ -185,8 +178,6 @@ class Part(TraceFile):
     members: Mapping[int, tuple[int, ...]]
     """Of ranks whose peers are counted inside a group: who is in it."""
     sidecars: tuple[Sidecar, ...] = ()
-    in_flight: int | None = None
-    """Of a stream: how many batches are said to be in flight."""
     marked: bool = True
     """Some rank of the run, of this part or not, marks steps."""
     may_infer: bool = True
@@ -211,24 +202,19 @@ Build = Callable[[Sequence[Part]], list[tuple[Part, BuiltPart]]]
 """Builds parts, somewhere; those that could not be built are left out."""
 
 
-def build_run(run: Run, in_flight: int | None = None) -> Timeline:
-    """Build the timeline of whatever was read: traces of ranks, or an op table.
-
-    `in_flight`: how many batches of a stream are said to be, where messages leave that open.
-    """
+def build_run(run: Run) -> Timeline:
+    """Build the timeline of whatever was read: traces of ranks, or an op table."""
     if run.tables and not run.ranks:
         return build_from_table(run.tables[0])
     refuse_unread_devices(run.ranks)
-    return build_timeline(run.ranks, in_flight, run.sidecars)
+    return build_timeline(run.ranks, run.sidecars)
 
 
-def build_timeline(
-    traces: Sequence[RankTrace], in_flight: int | None = None, sidecars: Sequence[Sidecar] = ()
-) -> Timeline:
+def build_timeline(traces: Sequence[RankTrace], sidecars: Sequence[Sidecar] = ()) -> Timeline:
     """Turn unlabelled ranks into pipelines of named passes, each on one clock."""
     sources = {rank_of(trace): HeldRank(trace=trace) for trace in traces}
     marked = any(marks_steps(trace) for trace in traces)
-    parts, gaps = order_parts(traces, sources, sidecars, marked=marked, in_flight=in_flight)
+    parts, gaps = order_parts(traces, sources, sidecars, marked=marked)
     built = build_alike(
         parts, lambda every: [(part, load_part(part, DEFAULT_LIMITS)) for part in every]
     )
@@ -263,7 +249,6 @@ def order_parts(
     sidecars: Sequence[Sidecar],
     *,
     marked: bool,
-    in_flight: int | None,
 ) -> tuple[list[Part], tuple[Gap, ...]]:
     """Tell which ranks exchange messages, of whole traces or of a row a peer."""
     members, gaps = choose_groups(traces)
@@ -276,7 +261,6 @@ def order_parts(
             sources=tuple(sources[rank] for rank in ranks),
             members={rank: members[rank] for rank in ranks if rank in members},
             sidecars=tuple(said[rank] for rank in ranks if rank in said),
-            in_flight=in_flight,
             marked=marked,
         )
         for ranks in find_parts(named)
@@ -290,9 +274,7 @@ def load_part(part: Part, limits: Limits) -> BuiltPart:
         translate_peers(source.load(limits), part.members.get(source.rank))
         for source in part.sources
     )
-    built = build_part(
-        traces, marked=part.marked, may_infer=part.may_infer, in_flight=part.in_flight
-    )
+    built = build_part(traces, marked=part.marked, may_infer=part.may_infer)
     if isinstance(built, Timeline):
         built = tell_memory(built, part.sidecars)
     return BuiltPart(timeline=built, traces=traces)
@@ -401,15 +383,11 @@ def build_part(
     *,
     marked: bool,
     may_infer: bool = True,
-    in_flight: int | None = None,
-    shifts: Shifts | None = None,
 ) -> Timeline | NoPipelineHere:
     """Turn unlabelled ranks into pipelines of named passes on one clock, if they make any.
 
-    `marked`: some rank of the run, of this part or not, marks steps. `in_flight`: how many batches
-    of a stream are said to be. `shifts`: how its messages are paired, where that is known.
+    `marked`: some rank of the run, of this part or not, marks steps.
     """
-    again = partial(build_part, named, marked=marked, may_infer=may_infer)
     # Who. Traces → what each rank computed and exchanged → the order of ranks in each pipeline.
     ranks, rings = _record_ranks(named, marked=marked)
     chains = _order_ranks(ranks)
@@ -417,51 +395,38 @@ def build_part(
         return NoPipelineHere(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
-    gaps = doubt_messages(named)
-    gaps += _beside_marks(ranks, chains) if marked else []
+    gaps = _beside_marks(ranks, chains) if marked else []
     inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
     in_steps = marked or inferred is not None
     ranks = inferred or ranks
 
     # Transfers and clock. Sends and receives → pairs → are they of one run → one clock for all.
-    posted = {rank.rank: rank.posted for rank in ranks}
+    posted = {rank.rank: rank.messages for rank in ranks}
     across = _pairs_across_steps(posted, chains, in_steps=in_steps)
-    shifts = {} if in_steps else shifts or find_shifts(posted, [chain.ranks for chain in chains])
+    shifts = {} if in_steps else find_shifts(posted, [chain.ranks for chain in chains])
     transfers, unmatched = match_transfers(posted, across, shifts)
     mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(_telling_clocks(transfers, shifts), posted)
     gaps += [] if any(mixed) else name_wrong(clocks)
-    # A host that waits for a message late tells nothing of when it came; a kernel does.
-    if not any(mixed) and all(len(rank.trace.kernels) for rank in ranks):
-        gaps += find_jumps(transfers, posted)
 
     # Passes. Labels, else what the host launched between messages → the pass of all work.
-    assigned: list[dict[int, Assignment]] = []
-    counted_before: list[Mapping[int, int]] = []
-    unsure: dict[int, tuple[int, int | None]] = {}
-    for chain in chains:
-        before, off = ({}, (0, 0)) if in_steps else _batches_before(ranks, chain, shifts, transfers)
-        unsure |= {len(assigned): off} if off != (0, 0) else {}
-        passes_of_ranks, unknown = _assign_passes(chain, ranks, before, in_steps=in_steps)
-        assigned.append(passes_of_ranks)
-        counted_before.append(before)
-        gaps += unknown
-        told = [(r, passes_of_ranks[r.rank]) for r in ranks if r.rank in passes_of_ranks]
-        gaps += doubt_passes(told)
-
     # Memory and layers. Work with its pass → the line of each rank, what its stages are made of.
     lines: list[RankTimeline] = []
     passes: list[Passes] = []
+    unsure: dict[int, tuple[int, int | None]] = {}
     for number, chain in enumerate(chains):
-        drawn, ran = _draw_pipeline(number, chain, ranks, assigned[number], clocks.offset_ns)
-        drawn = [_with_turns(line, ranks, counted_before[number]) for line in drawn]
-        lines += drawn
+        before, off = ({}, (0, 0)) if in_steps else _batches_before(ranks, chain, shifts, transfers)
+        unsure |= {number: off} if off != (0, 0) else {}
+        told, unknown = _assign_passes(chain, ranks, before, in_steps=in_steps)
+        gaps += unknown
+        drawn, ran = _draw_pipeline(number, chain, told, clocks.offset_ns)
+        lines += [_with_turns(line, told, before) for line in drawn]
         passes += ran
 
     # Figures are made of this by `figures.measure_pipeline`, for each pipeline.
-    steps = {step for rank in ranks for step in rank.work_step.tolist() if in_steps and step >= 0}
-    built = Timeline(
+    steps = {step for rank in ranks for step in rank.work.step.tolist() if in_steps and step >= 0}
+    return Timeline(
         ranks=tuple(sorted(lines, key=lambda line: (line.pipeline, line.position))),
         passes=join_columns(passes, by="start_ns"),
         transfers=shift_transfers(transfers, clocks),
@@ -473,13 +438,6 @@ def build_part(
         mixed=frozenset(number for number, gap in enumerate(mixed) if gap),
         unsure=unsure,
     )
-    stated: dict[tuple[int, int], Shift | None] = {}
-    for number in unsure:
-        stream = None if in_flight is None else measure_stream(built, number)
-        if stream is not None and in_flight is not None:
-            more = in_flight - stream.usual_in_flight
-            stated |= pair_with_more(chains[number].ranks, shifts, more)
-    return again(shifts={**shifts, **stated}) if stated else built
 
 
 # Who: what each rank did, and the order of ranks in their pipelines.
@@ -524,7 +482,7 @@ def _beside_marks(ranks: Sequence[RankRecord], chains: Sequence[Chain]) -> list[
     found = []
     for rank in ranks:
         if len(rank.steps.number) and any(rank.rank in chain.ranks for chain in chains):
-            issued = rank.messages.issued_ns[rank.message_step < 0]
+            issued = rank.messages.issued_ns[rank.messages.step < 0]
             ends = (issued < rank.steps.start_ns[0]) | (issued >= rank.steps.end_ns[-1])
             found += [rank.rank] if ends.any() else []
     if not found:
@@ -548,16 +506,17 @@ def _in_inferred_steps(
     """
     found: dict[int, Steps] = {}
     for chain in chains:
-        mine = [rank for rank in ranks if rank.rank in chain.ranks]
-        assigned = {rank.rank: _assign(rank, chain, ranks, 0) for rank in mine}
-        steps = infer_steps(mine, chain, assigned)
+        members = [rank for rank in ranks if rank.rank in chain.ranks]
+        steps = infer_steps(
+            [replace(rank, work=_assign(rank, chain, ranks, 0)) for rank in members], chain
+        )
         if steps is None:
             return None
         found |= steps
     parted = [rank.in_steps(found[rank.rank]) if rank.rank in found else rank for rank in ranks]
 
     def contradicted(records: Sequence[RankRecord], *, in_steps: bool) -> bool:
-        posted = {rank.rank: rank.posted for rank in records}
+        posted = {rank.rank: rank.messages for rank in records}
         across = _pairs_across_steps(posted, chains, in_steps=in_steps)
         transfers, _ = match_transfers(posted, across)
         return any(contradict(transfers, chain.ranks) for chain in chains)
@@ -571,7 +530,7 @@ def _in_inferred_steps(
 
 
 def _pairs_across_steps(
-    posted: Mapping[int, RankMessages], chains: Sequence[Chain], *, in_steps: bool
+    posted: Mapping[int, Messages], chains: Sequence[Chain], *, in_steps: bool
 ) -> set[tuple[int, int]]:
     """Return the pairs of ranks between which steps say nothing: all, or a server's ends."""
     if not in_steps:
@@ -593,14 +552,15 @@ def _assign_passes(
     before: Mapping[int, int],
     *,
     in_steps: bool,
-) -> tuple[dict[int, Assignment], list[Gap]]:
+) -> tuple[list[RankRecord], list[Gap]]:
     """Name the passes of each rank of a pipeline; say where stages cannot be told apart."""
     around, gaps = _name_around(chain, ranks) if in_steps else ({}, [])
-    return {
+    works = {
         rank.rank: around.get(rank.rank) or _assign(rank, chain, ranks, before.get(rank.rank))
         for rank in ranks
         if rank.rank in chain.ranks
-    }, gaps
+    }
+    return [replace(r, work=works[r.rank]) for r in ranks if r.rank in works], gaps
 
 
 def _telling_clocks(transfers: Transfers, shifts: Shifts) -> Transfers:
@@ -618,15 +578,15 @@ def _batches_before(
     """Return what to add to a rank's count of batches, where captures began at different ones; and
     how many fewer may lie between the first rank and the last than that tells, and how many more.
     """  # noqa: D205 (one sentence)
-    posted = {rank.rank: rank.posted for rank in ranks}
+    records = {rank.rank: rank for rank in ranks}
     turns = {rank.rank: turns for rank in ranks if (turns := find_turns(rank.trace)) is not None}
     first, fewer = [0], 0
     more: int | None = 0
     for left, right in pairwise(chain.ranks):
         shift = 0
-        if left in posted and right in posted:
+        if left in records and right in records:
             found = shifts[left, right]
-            each = _sent_at_a_time(ranks, left, right)
+            each = messages_a_pass(records[left].messages, records[left].work, right)
             if found is not None:
                 shift, fewer = found.first // each, fewer + (found.most - found.first) // each
                 if more is not None:
@@ -635,7 +595,7 @@ def _batches_before(
             if left in turns and right in turns:
                 shift = _batches_apart(transfers, (left, right), turns[left], turns[right])
             else:
-                shift -= count_cut_off(posted[left].messages, chain.beside(left))
+                shift -= count_cut_off(records[left].messages, chain.beside(left))
         first.append(first[-1] + shift)
     before = {rank: batch - min(first) for rank, batch in zip(chain.ranks, first, strict=True)}
     return before, (fewer, more)
@@ -651,7 +611,7 @@ def _batches_apart(transfers: Transfers, hop: tuple[int, int], left: Turns, righ
 
 def _assign(
     rank: RankRecord, chain: Chain, ranks: Sequence[RankRecord], before: int | None
-) -> Assignment:
+) -> Work:
     """Name the passes of a rank. Without steps labels repeat from batch to batch, so count on."""
     labelled = assign_by_labels(rank.trace, rank.work) if before is None else None
     if labelled is not None:
@@ -659,33 +619,16 @@ def _assign(
     turns = None if before is None else find_turns(rank.trace)
     if turns is not None:
         return assign_by_turns(rank, turns, chain, before or 0)
-    beside = chain.beside(rank.rank)
-    posts = replace(
-        _posts(rank),
-        inputs_each=_sent_at_a_time(ranks, beside.previous, rank.rank),
-        gradients_each=_sent_at_a_time(ranks, beside.next, rank.rank),
-    )
-    found = assign_by_structure(rank.work, rank.work_step, posts, beside)
-    return replace(found, microbatch=found.microbatch + (before or 0))
+    work = assign_by_structure(_host_of(rank, chain, ranks), chain.beside(rank.rank))
+    return replace(work, microbatch=work.microbatch + (before or 0))
 
 
-def _name_around(
-    chain: Chain, ranks: Sequence[RankRecord]
-) -> tuple[dict[int, Assignment], list[Gap]]:
+def _name_around(chain: Chain, ranks: Sequence[RankRecord]) -> tuple[dict[int, Work], list[Gap]]:
     """Name the passes of unlabelled ranks that hold several stages each; say where none can be."""
-    mine = {rank.rank: rank for rank in ranks if rank.rank in chain.ranks}
-    if len(mine) < len(chain.ranks) or any(has_labels(rank.trace) for rank in mine.values()):
+    members = {rank.rank: rank for rank in ranks if rank.rank in chain.ranks}
+    if len(members) < len(chain.ranks) or any(has_labels(r.trace) for r in members.values()):
         return {}, []
-    hosts = [
-        Host(
-            rank=rank,
-            work=mine[rank].work,
-            step=mine[rank].work_step,
-            posts=_posts(mine[rank]),
-            sent_at_a_time=_sent_at_a_time(ranks, rank, following),
-        )
-        for rank, following in zip(chain.ranks, (*chain.ranks[1:], chain.ranks[0]), strict=True)
-    ]
+    hosts = [_host_of(members[rank], chain, ranks) for rank in chain.ranks]
     named = name_around(hosts)
     if named is not None or not holds_several(hosts[0]):
         return named or {}, []
@@ -701,17 +644,29 @@ def _name_around(
     return counted_only, [unknown]
 
 
-def _posts(rank: RankRecord) -> Posts:
-    messages, step = rank.messages, rank.message_step
-    if not len(rank.trace.kernels):
-        messages, step = order_by_use(messages, step)
-    return Posts(messages=messages, step=step, waits_ns=find_waits(rank.trace))
+def _host_of(rank: RankRecord, chain: Chain, ranks: Sequence[RankRecord]) -> Host:
+    """Return what a rank's host issued, and how many messages its neighbours and it send at a time.
 
+    The sender is asked, who sends when it has computed; receives may be posted long ahead.
+    """
+    records = {record.rank: record for record in ranks}
 
-def _sent_at_a_time(ranks: Sequence[RankRecord], source: int | None, destination: int) -> int:
-    """Ask the sender, who sends when it has computed; receives may be posted long ahead."""
-    sender = next((rank for rank in ranks if rank.rank == source), None)
-    return messages_a_pass(sender.messages, sender.work, destination) if sender else 1
+    def sent_at_a_time(source: int | None, destination: int) -> int:
+        sender = None if source is None else records.get(source)
+        return messages_a_pass(sender.messages, sender.work, destination) if sender else 1
+
+    beside, position = chain.beside(rank.rank), chain.ranks.index(rank.rank)
+    following = chain.ranks[(position + 1) % len(chain.ranks)]
+    on_device = len(rank.trace.kernels) > 0
+    return Host(
+        rank=rank.rank,
+        work=rank.work,
+        messages=rank.messages if on_device else order_by_use(rank.messages),
+        waits_ns=find_waits(rank.trace),
+        inputs_each=sent_at_a_time(beside.previous, rank.rank),
+        gradients_each=sent_at_a_time(beside.next, rank.rank),
+        outputs_each=sent_at_a_time(rank.rank, following),
+    )
 
 
 # Memory and layers: the line of each rank.
@@ -721,7 +676,6 @@ def _draw_pipeline(
     number: int,
     chain: Chain,
     ranks: Sequence[RankRecord],
-    assigned: Mapping[int, Assignment],
     offset_ns: Mapping[int, int],
 ) -> tuple[list[RankTimeline], list[Passes]]:
     """Return the lines of a pipeline's ranks and their passes, on one clock.
@@ -732,21 +686,18 @@ def _draw_pipeline(
     passes: list[Passes] = []
     seen: list[StagePasses] = []
     numbers: dict[str, int] = {}
-    mine = [rank for rank in ranks if rank.rank in chain.ranks]
-    meetings = _meet(chain, mine, offset_ns)
-    shown = _shown(mine, assigned)
-    for rank in mine:
-        assignment, data = without_bystanders(rank, assigned[rank.rank], chain.ranks)
+    meetings = _meet(chain, ranks, offset_ns)
+    shown = _shown(ranks)
+    for record in ranks:
+        rank, data = without_bystanders(record, chain.ranks)
         position, offset = chain.ranks.index(rank.rank), offset_ns[rank.rank]
-        ran = passes_of(rank, assignment, position, offset)
+        ran = passes_of(rank, position, offset)
         stages = tuple(sorted(set(ran.stage.tolist())))
         place = number, position
-        line = line_of(
-            rank, assignment, data, members=chain.ranks, stages=stages, place=place, offset=offset
-        )
+        line = line_of(rank, data, members=chain.ranks, stages=stages, place=place, offset=offset)
         lines.append(replace(line, meetings=meetings.where(meetings.rank == rank.rank)))
         passes.append(ran)
-        seen += stage_passes_of(rank, assignment, position, numbers, shown)
+        seen += stage_passes_of(rank, position, numbers, shown)
     layers = count_layers(seen, tuple(numbers))
     again, divided = recomputed_share(seen, layers), _divide(chain, ranks)
     shares = {one.stage: one.weight_share for one in seen if one.weight_share is not None}
@@ -761,11 +712,11 @@ def _draw_pipeline(
     return lines, passes
 
 
-def _shown(ranks: Sequence[RankRecord], assigned: Mapping[int, Assignment]) -> int | None:
+def _shown(ranks: Sequence[RankRecord]) -> int | None:
     """Return a batch that all ranks of a labelled stream show: sizes differ, and so do kernels."""
-    if any(find_turns(rank.trace) is None or len(np.unique(rank.work_step)) > 1 for rank in ranks):
+    if any(find_turns(rank.trace) is None or len(np.unique(rank.work.step)) > 1 for rank in ranks):
         return None
-    held = [set(assigned[rank.rank].microbatch.tolist()) - {UNKNOWN} for rank in ranks]
+    held = [set(rank.work.microbatch.tolist()) - {UNKNOWN} for rank in ranks]
     common = sorted(set.intersection(*held)) if held else []
     return common[len(common) // 2] if common else None
 
@@ -803,7 +754,7 @@ def _divide(chain: Chain, ranks: Sequence[RankRecord]) -> Parallelism:
         return Parallelism()
     found = divide(first.trace.groups)
     messages = first.messages
-    mine = (messages.peer == chain.beside(first.rank).next) & (first.message_step >= 0)
+    mine = (messages.peer == chain.beside(first.rank).next) & (messages.step >= 0)
     after_work = np.searchsorted(first.work.issued_ns, messages.issued_ns[mine])
     sends, fused = messages.is_send[mine], messages.fused[mine]
     together = np.diff(after_work) == 0
@@ -843,9 +794,7 @@ _FEW, _ENOUGH = 0.5, 4
 _INTERLEAVED = 0.5
 
 
-def without_bystanders(
-    rank: RankRecord, assignment: Assignment, members: tuple[int, ...]
-) -> tuple[Assignment, Flags]:
+def without_bystanders(rank: RankRecord, members: tuple[int, ...]) -> tuple[RankRecord, Flags]:
     """Take out of the passes what is launched in their midst and is no work of theirs.
 
     Gathers of sharded parameters and reductions of gradients run beside passes; copies of a batch
@@ -856,40 +805,35 @@ def without_bystanders(
     """
     work, group = rank.work, rank.work.group
     roles = [role_of(named) for named in rank.trace.groups]
-    in_pass = assignment.kind >= 0
-    microbatches = len(np.unique(assignment.microbatch[in_pass]))
+    in_pass = work.in_pass
+    microbatches = len(np.unique(work.microbatch[in_pass]))
     data = np.array([role is Role.DATA for role in roles] + [False])[group] & (group >= 0)
     for number in np.unique(group[group >= 0]).tolist():
         if roles[number] is Role.UNKNOWN and microbatches >= _ENOUGH:
             mine = group == number
-            among = len(np.unique(assignment.microbatch[in_pass & mine]))
+            among = len(np.unique(work.microbatch[in_pass & mine]))
             if 0 < among <= _FEW * microbatches:
                 data |= mine
     data &= work.collective
-    beside = data | ((assignment.kind == PassKind.F) & work.upload)
+    beside = data | ((work.kind == PassKind.F) & work.upload)
     beside |= crossing_work(rank.trace, work, members)
-    found = Assignment(
-        kind=np.where(beside, UNKNOWN, assignment.kind),
-        stage=np.where(beside, UNKNOWN, assignment.stage),
-        microbatch=np.where(beside, UNKNOWN, assignment.microbatch),
-    )
-    return found, data
+    columns = {name: getattr(work, name) for name in ("kind", "stage", "microbatch")}
+    taken_out = {name: np.where(beside, UNKNOWN, column) for name, column in columns.items()}
+    return replace(rank, work=replace(work, **taken_out)), data
 
 
-def passes_of(rank: RankRecord, assignment: Assignment, position: int, offset_ns: int) -> Passes:
+def passes_of(rank: RankRecord, position: int, offset_ns: int) -> Passes:
     """Gather the work of each pass, from its first start to its last end, on the common clock."""
-    kept = np.flatnonzero((assignment.kind >= 0) & (rank.work_step >= 0))
-    stage = np.where(assignment.stage[kept] >= 0, assignment.stage[kept], position)
-    (step, stage, kind, microbatch), group = number_passes(
-        rank.work_step[kept], stage, assignment.kind[kept], assignment.microbatch[kept]
-    )
-    start, end = rank.work.start_ns[kept], rank.work.end_ns[kept]
+    work = rank.work.where(rank.work.in_pass & (rank.work.step >= 0))
+    work = replace(work, stage=np.where(work.stage >= 0, work.stage, np.int32(position)))
+    (step, stage, kind, microbatch), group = number_passes(work)
+    start, end = work.start_ns, work.end_ns
     starts = np.full(len(step), np.iinfo(np.int64).max, dtype=np.int64)
     ends = np.full(len(step), np.iinfo(np.int64).min, dtype=np.int64)
     issued = starts.copy()
     np.minimum.at(starts, group, start)
     np.maximum.at(ends, group, end)
-    np.minimum.at(issued, group, rank.work.issued_ns[kept])
+    np.minimum.at(issued, group, work.issued_ns)
     busy = _busy_of_groups(start, end, group, len(step))
     starts, ends = lay_one_after_the_other(starts, ends, busy)
     return Passes(
@@ -943,7 +887,6 @@ def _busy_of_groups(start: I64, end: I64, group: I64, groups: int) -> I64:
 
 def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     rank: RankRecord,
-    assignment: Assignment,
     data: Flags,
     *,
     members: tuple[int, ...],
@@ -957,10 +900,9 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
     its position there.
     """
     pipeline, position = place
-    trace, work, step = rank.trace, rank.work, rank.work_step
-    in_pass = assignment.kind >= 0
+    trace, work = rank.trace, rank.work
     busy = work.union(~work.collective)
-    outside, named = find_outside(trace, work, in_pass, step)
+    outside, named = find_outside(trace, work)
     crossing = crossing_work(trace, work, members)
     issued = work.where(~crossing)
     calls = find_synchronisations(trace)
@@ -974,17 +916,17 @@ def line_of(  # noqa: PLR0913 (a rank, what it is made of, and where it stands)
         occupied=work.union(~(outside | crossing)),
         apparent=apparent_of(trace, work),
         unissued=unissued_of(issued),
-        data_parallel=_exposed(rank, in_pass, data, busy),
+        data_parallel=_exposed(work, data, busy),
         synchronisations=calls,
         held_up=held_up_of(trace),
         synchronised=synchronised_of(issued, calls),
         set_up=find_set_up(rank),
         unfinished=find_unfinished(rank),
-        memory=measure_memory(trace, work, assignment, step),
+        memory=measure_memory(trace, work),
         outside=named,
         side_work=_side_work(trace, work, data),
         handing_over=_handing_over(trace),
-        collectives=_collectives_of(rank, busy, assignment.kind == PassKind.F),
+        collectives=_collectives_of(rank, busy),
         file=trace.file,
         base_ns=trace.header.base_time_ns,
         **_device_of(trace),
@@ -1013,16 +955,16 @@ def _handing_over(trace: RankTrace) -> Intervals:
     return spans_of(trace.annotations, host_ranges(trace, names_like(trace, _HOST_SEND)))
 
 
-def _exposed(rank: RankRecord, in_pass: Flags, data: Flags, busy: Intervals) -> Intervals:
+def _exposed(work: Work, data: Flags, busy: Intervals) -> Intervals:
     """Return when gathers and reductions ran that no compute covered, until a step's last pass.
 
     What follows the last pass of a rank holds up none.
     """
-    step, until = rank.work_step, np.zeros(len(rank.work), dtype=bool)
-    rows = np.arange(len(rank.work))
-    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
-        until |= (step == number) & (rows <= np.flatnonzero(in_pass & (step == number))[-1])
-    return without(rank.work.union(data & until), busy)
+    until, rows = np.zeros(len(work), dtype=bool), np.arange(len(work))
+    for number in np.unique(work.step[work.in_pass & (work.step >= 0)]).tolist():
+        here = work.step == number
+        until |= here & (rows <= np.flatnonzero(work.in_pass & here)[-1])
+    return without(work.union(data & until), busy)
 
 
 def _device_of(trace: RankTrace) -> dict[str, Any]:
@@ -1040,7 +982,6 @@ def _device_of(trace: RankTrace) -> dict[str, Any]:
 
 def stage_passes_of(
     rank: RankRecord,
-    assignment: Assignment,
     position: int,
     numbers: dict[str, int],
     shown: int | None = None,
@@ -1051,17 +992,17 @@ def stage_passes_of(
     all others launch the same kernels. `numbers` gives names their numbers on all ranks; `shown` is
     the microbatch to take, where they differ.
     """
+    work = rank.work
 
     def launched(kind: PassKind, stage: int) -> tuple[PassKernels, float | None] | None:
-        mine = (assignment.kind == kind) & (assignment.stage == stage) & (rank.work_step >= 0)
-        mine &= ~rank.work.collective
+        mine = (work.kind == kind) & (work.stage == stage) & (work.step >= 0) & ~work.collective
         if not mine.any():
             return None
-        number = min(1, int(assignment.microbatch[mine].max())) if shown is None else shown
-        last = int(rank.work_step[mine & (assignment.microbatch == number)].max(initial=-1))
-        rows = np.flatnonzero(mine & (assignment.microbatch == number) & (rank.work_step == last))
-        names = [rank.trace.names[name] for name in rank.work.name[rows].tolist()]
-        start, end = rank.work.start_ns[rows], rank.work.end_ns[rows]
+        number = min(1, int(work.microbatch[mine].max())) if shown is None else shown
+        mine &= work.microbatch == number
+        rows = np.flatnonzero(mine & (work.step == work.step[mine].max(initial=-1)))
+        names = [rank.trace.names[name] for name in work.name[rows].tolist()]
+        start, end = work.start_ns[rows], work.end_ns[rows]
         share = weight_share(names, end - start) if kind == PassKind.B else None
         kernels = PassKernels(
             name=np.array([numbers.setdefault(n, len(numbers)) for n in names], dtype=np.int32),
@@ -1071,7 +1012,7 @@ def stage_passes_of(
         return kernels, share
 
     found = []
-    for stage in np.unique(assignment.stage[assignment.kind == PassKind.F]).tolist():
+    for stage in np.unique(work.stage[work.kind == PassKind.F]).tolist():
         forward = launched(PassKind.F, stage)
         if forward is not None and len(forward[0].name):
             backward, share = launched(PassKind.B, stage) or (None, None)
@@ -1086,11 +1027,8 @@ def stage_passes_of(
     return found
 
 
-def _collectives_of(rank: RankRecord, busy: Intervals, in_forward: Flags) -> RankCollectives | None:
-    """List a rank's reductions and gathers; `in_forward` tells which work is of a forward pass.
-
-    None where there are none.
-    """
+def _collectives_of(rank: RankRecord, busy: Intervals) -> RankCollectives | None:
+    """List a rank's reductions and gathers; None where there are none."""
     trace, work = rank.trace, rank.work
     kinds = np.array(
         [
@@ -1125,7 +1063,7 @@ def _collectives_of(rank: RankRecord, busy: Intervals, in_forward: Flags) -> Ran
         end_ns=end,
         exposed_ns=end - start - (covered - busy.covered_until(start)),
         blocks=covered == busy.covered_until(end - 1),
-        in_forward=_in_forward(work, in_forward, issued),
+        in_forward=_in_forward(work, issued),
         message_bytes=trace.operators.message_bytes[rows],
     )
 
@@ -1160,66 +1098,11 @@ def _computed_before(work: Work, issued: I64) -> I64:
     return np.where(row >= 0, ends[np.maximum(row, 0)], BEFORE_CAPTURE)
 
 
-def _in_forward(work: Work, in_forward: Flags, issued: I64) -> Flags:
+def _in_forward(work: Work, issued: I64) -> Flags:
     """Tell which collectives are work of a forward pass."""
     rows = np.flatnonzero(work.collective)
     if not len(rows):
         return np.zeros(len(issued), dtype=bool)
     row = rows[np.minimum(np.searchsorted(work.issued_ns[rows], issued), len(rows) - 1)]
-    same: Flags = work.issued_ns[row] == issued
-    return same & in_forward[row]
-
-
-# As torch, its compiler, cuDNN and libraries of attention call kernels of backward passes.
-_BACKWARD = re.compile(r"backward|_bwd|bprop|[dw]grad", re.IGNORECASE)
-
-
-def doubt_messages(traces: Sequence[RankTrace]) -> list[Gap]:
-    """Name ranks whose messages lost all their kernels: only the calls of their hosts are known.
-
-    So where a profiler lost buffers, or somebody thinned a trace out.
-    """
-    return [
-        Gap(
-            code=Code.LOST_OPERATORS,
-            message="none of its messages has a kernel, though NCCL sends by kernels",
-            hint="record the rank again",
-            file=trace.file,
-            rank=trace.rank,
-            only=frozenset({Touch.MESSAGES}),
-        )
-        for trace in traces
-        if len(trace.kernels) and trace.header.backend in SENDS_BY_KERNELS and _lost_all(trace)
-    ]
-
-
-def _lost_all(trace: RankTrace) -> bool:
-    moves = np.isin(trace.operators.operation, (Operation.SEND, Operation.RECEIVE))
-    return bool(moves.any() and not (trace.operators.kernel[moves] >= 0).any())
-
-
-def doubt_passes(assigned: Sequence[tuple[RankRecord, Assignment]]) -> list[Gap]:
-    """Name ranks that train, by the names of their kernels, where no pass is told as backward.
-
-    Autograd's own thread tells backward passes, or labels do. It runs on the caller's where
-    `torch.autograd.set_multithreading_enabled(False)` says so.
-    """
-    if any((passes.kind > PassKind.F).any() for _, passes in assigned):
-        return []
-    trains = []
-    for rank, _ in assigned:
-        named = [_BACKWARD.search(name) is not None for name in rank.trace.names] or [False]
-        ran = len(rank.trace.kernels) and np.array(named)[rank.work.name].any()
-        trains += [rank.trace] if ran else []
-    return [
-        Gap(
-            code=Code.WRONG_FIELDS,
-            message="it runs kernels of backward passes, and no pass is told as one: "
-            "its threads are not those that it had, or no step of it is whole",
-            hint="record whole steps, and threads as they are; or label passes",
-            file=trace.file,
-            rank=trace.rank,
-            only=frozenset({Touch.TIMES, Touch.LAYERS}),
-        )
-        for trace in trains
-    ]
+    same: Flags = (work.issued_ns[row] == issued) & (work.kind[row] == PassKind.F)
+    return same

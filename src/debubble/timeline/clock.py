@@ -17,14 +17,6 @@ back, by whatever way, the fit finds the factor between the two, or how small an
 A fused exchange ends on both ranks at once. Receives that did not wait for their sender say little:
 it may just have run ahead. Where two ranks have no others, the middle of what can be is taken.
 
-A clock that jumps in the midst of a capture has no one offset. A kernel that spun for a while was
-there before its message, so no queue is in its lag, only the wire; such lags differ by a fraction
-of a ms from message to message, and never for good. By a jump of rank 1, and in the same way by a
-part that is missing from it, they grow into the rank and shrink out of it, by the same:
-
-    rank 0 → 1   0.1 0.2 0.1 0.1 │ 50.1 50.1 50.2 50.1
-    rank 1 → 2   0.2 0.1 0.1 0.2 │ -49.9 -49.8 -49.9
-
 A clock may be wrong by hours, and still one offset puts every receive after its send. Ranks of
 different runs show no such offset: their steps took different times. Or they do not fit together
 at all: other worlds, other messages.
@@ -75,11 +67,6 @@ _DRIFT, _STAMPS_NS = 1e-4, 1_000_000
 
 # A clock may be wrong by hours; by a day, it is the trace that states a wrong time.
 _FAR_NS = 86_400_000_000_000
-
-# Receives that spun for so long were there before their message. Lags of such over messages of one
-# size are parted by 0.03 ms at most on 10 recorded streams, wherever they are cut, and by 0.7 ms on
-# 44 other runs.
-_SPUN_NS, _JUMP_NS = 1_000_000, 1_500_000
 
 Ends = tuple[int, int]
 """The rank that sends, and the one that receives."""
@@ -150,74 +137,6 @@ def name_wrong(clocks: Clocks) -> list[Gap]:
         for rank, offset in offsets.items()
         if abs(offset - middle) > CLOCKS_OFF_NS
     ]
-
-
-def find_jumps(transfers: Transfers, ranks: Iterable[int]) -> list[Gap]:
-    """Name each rank whose messages show another clock from some moment on; both, if it may be.
-
-    Where messages come back, by whatever way, a clock that jumps puts receives before their sends:
-    `find_mixed` sees that, and what else shifts is a link. A rank is named where all its hops show
-    the same: lags grow into it, and shrink out of it.
-    """
-    hops, names = _by_ends(transfers), sorted(ranks)
-    most = _bounds(hops, names)
-    jumps = {
-        ends: jump
-        for ends, hop in hops.items()
-        if most[names.index(ends[1]), names.index(ends[0])] == _UNBOUNDED
-        and (jump := _jump_of(hop)) is not None
-    }
-    ahead: dict[int, list[float]] = {}
-    for rank in names:
-        by = [jump if ends[1] == rank else -jump for ends, jump in jumps.items() if rank in ends]
-        if by and np.ptp(by) < max(_JUMP_NS, abs(float(np.median(by))) / 2):
-            ahead[rank] = by
-    shown: dict[tuple[int, ...], float] = {}
-    for ends, jump in jumps.items():
-        explains = {rank: len(ahead.get(rank, ())) for rank in ends}
-        named = [rank for rank in ends if explains[rank] == max(explains.values()) > 0]
-        if jump and len(named) == 1:
-            shown[named[0],] = float(np.median(ahead[named[0]]))
-        elif jump:
-            shown[ends] = jump
-    return [
-        Gap(
-            code=Code.CLOCK_OFF,
-            message="during the capture "
-            + ("messages from rank {} to rank {}".format(*who) if len(who) > 1 else "its messages")
-            + f" shift by {show_duration(abs(by))} "
-            "permanently: a clock jumped, a part is missing, or the link changed",
-            hint="record again; is a clock set in steps while the job runs?",
-            rank=who[0] if len(who) == 1 else None,
-        )
-        for who, by in shown.items()
-    ]
-
-
-def _jump_of(hop: Transfers) -> float | None:
-    """Return by how much lags of a hop change for good at some moment; None where none can tell.
-
-    Of messages of one size. One that is quicker than those that were waited for counts as well.
-    """
-    hop = hop.where(np.argsort(hop.receive_start_ns, kind="stable"))
-    size, count = np.unique(hop.message_bytes, return_counts=True)
-    hop = hop.where(hop.message_bytes == size[count.argmax()])
-    long = max(_SPUN_NS, _WAITED_FACTOR * int(_lengths(hop).min()))
-    received, sent = hop.receive_end_ns - hop.receive_start_ns, hop.send_end_ns - hop.send_start_ns
-    spun, lags = (received >= long) & (sent <= long), hop.receive_end_ns - hop.send_start_ns
-    if spun.sum() < FEWEST_SAMPLES:
-        return None
-    rows = np.flatnonzero(spun | (lags < np.median(lags[spun])))
-    rows = rows[np.argsort(lags[rows], kind="stable")]
-    for cut in np.flatnonzero(np.diff(lags[rows]) > _JUMP_NS).tolist():
-        quick, slow = rows[: cut + 1], rows[cut + 1 :]
-        grows, shrinks = quick.max() < slow.min(), slow.max() < quick.min()
-        if min(len(quick), len(slow)) >= FEWEST_SAMPLES and (grows or shrinks):
-            by = float(np.median(lags[slow]) - np.median(lags[quick]))
-            return by if grows else -by
-    alike = np.flatnonzero(np.abs(lags - np.median(lags[spun])) <= _JUMP_NS)
-    clear = len(alike) and max(alike[0], len(lags) - 1 - alike[-1]) < FEWEST_SAMPLES
-    return 0.0 if clear else None
 
 
 def shift_transfers(transfers: Transfers, clocks: Clocks) -> Transfers:
@@ -485,8 +404,8 @@ Counts = Mapping[tuple[int, int, bool], dict[int, int]]
 def _count_messages(captured: Mapping[int, RankRecord]) -> Counts:
     counts: dict[tuple[int, int, bool], dict[int, int]] = {}
     for rank, record in captured.items():
-        messages, step = record.messages, record.message_step
-        rows = np.stack((messages.peer, messages.is_send, step))[:, step >= 0]
+        messages = record.messages
+        rows = np.stack((messages.peer, messages.is_send, messages.step))[:, messages.step >= 0]
         keys, often = np.unique(rows, axis=1, return_counts=True)
         for (peer, is_send, number), count in zip(keys.T.tolist(), often.tolist(), strict=True):
             counts.setdefault((rank, peer, bool(is_send)), {})[number] = count

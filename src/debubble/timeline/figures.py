@@ -13,10 +13,9 @@ last, do not count there.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from statistics import fmean, median
 
 import numpy as np
@@ -24,7 +23,6 @@ import numpy as np
 from debubble.errors import Code, Gap, UsageError
 from debubble.timeline.model import (
     FEWEST_SAMPLES,
-    I32,
     I64,
     MOST_IN_FLIGHT,
     TAIL_PERCENT,
@@ -35,7 +33,6 @@ from debubble.timeline.model import (
     PassKind,
     RankTimeline,
     Timeline,
-    UnmatchedMessages,
     union_of,
 )
 from debubble.timeline.schedules import Action, Order, Statement, candidate_orders
@@ -341,12 +338,8 @@ def measure_pipeline(
     pipeline: int,
     step: int | None = None,
     statement: Statement | None = None,
-    in_flight: int | None = None,
 ) -> PipelineFigures:
-    """Measure a pipeline over all its steps, or over one; hold it against a stated schedule.
-
-    `in_flight`: how many batches are said to be, of a stream.
-    """
+    """Measure a pipeline over all its steps, or over one; hold it against a stated schedule."""
     ranks = timeline.ranks_of(pipeline)
     captured = timeline.steps
     scope = _choose_scope(timeline, pipeline, step)
@@ -354,7 +347,7 @@ def measure_pipeline(
     streams, one_run = scope.kind == "stream", scope.one_run
     whole = one_run and not scope.cut and not streams
     microbatches = count_microbatches(timeline, pipeline) if whole else None
-    stream = measure_stream(timeline, pipeline, in_flight) if streams else None
+    stream = measure_stream(timeline, pipeline) if streams else None
     in_steps = () if streams else scope.windows
     windows = tuple(w for w in in_steps if step is None or w.step == step)
     step_time_ns = _step_time(scope.windows, captured)
@@ -466,30 +459,11 @@ def _unmatched(timeline: Timeline, pipeline: int) -> tuple[Gap, ...]:
         Gap(
             code=Code.UNMATCHED_TRANSFERS,
             message=f"{counted(count, 'message')} of {senders} to {receivers} without a "
-            f"counterpart left out{_say_lacking(found)}",
+            "counterpart left out",
             hint="a rank is missing, was captured for another stretch of time, or sends from a "
             "thread that its profiler does not see",
         ),
     )
-
-
-# Of traces that lack messages, so many are named.
-_RANKS_NAMED = 3
-
-
-def _say_lacking(found: Sequence[UnmatchedMessages]) -> str:
-    """Say whose trace lacks messages that others have."""
-    lacks: Counter[tuple[int, str]] = Counter()
-    for left_over in found:
-        if left_over.lacking is not None:
-            sends = left_over.lacking == left_over.ends[0]
-            lacks[left_over.lacking, "send" if sends else "receive"] += left_over.count
-    said = (
-        f"the trace of rank {rank} lacks {counted(n, what)}" for (rank, what), n in lacks.items()
-    )
-    named = ", ".join(islice(said, _RANKS_NAMED))
-    more = len(lacks) - _RANKS_NAMED
-    return f": {named}{f', and {more} more' if more > 0 else ''}" if named else ""
 
 
 def _step_time(windows: Sequence[Window], captured: Sequence[int]) -> int | None:
@@ -723,8 +697,6 @@ class StreamFigures(Span):
     most_in_flight: int
     usual_in_flight: int
     """When one has just entered, in the middle: what its driver allows."""
-    stated: int | None
-    """How many its driver is said to allow."""
     steady: bool
     """Most batches entered with so many in flight."""
     may_be: tuple[int, int | None]
@@ -755,13 +727,13 @@ class StreamFigures(Span):
 
     @property
     def kept(self) -> int | None:
-        """The number that the driver keeps to, as it is stated or shows; None of none."""
-        return self.stated or (self.usual_in_flight if self.steady else None)
+        """The number that the driver keeps to; None of none."""
+        return self.usual_in_flight if self.steady else None
 
     @property
     def sure(self) -> bool:
         """Whether the number in flight can be no other."""
-        return self.stated is not None or self.may_be[0] == self.may_be[1]
+        return self.may_be[0] == self.may_be[1]
 
 
 def is_stream(timeline: Timeline, windows: tuple[Window, ...]) -> bool:
@@ -787,13 +759,8 @@ class _Batches:
     """Those that were seen on every rank."""
 
 
-def measure_stream(
-    timeline: Timeline, pipeline: int, stated: int | None = None
-) -> StreamFigures | None:
-    """Measure the span that all ranks of a pipeline share; None where there is none.
-
-    `stated`: how many batches its driver is said to allow, refused where the captures say no.
-    """
+def measure_stream(timeline: Timeline, pipeline: int) -> StreamFigures | None:
+    """Measure the span that all ranks of a pipeline share; None where there is none."""
     ranks = timeline.ranks_of(pipeline)
     span = common_span(ranks)
     if span is None:
@@ -823,9 +790,6 @@ def measure_stream(
     hidden = turns is None and any(len(rank.meetings) for rank in ranks)
     more = None if hidden else more
     may_be = (max(usual - fewer, 1), None if more is None else usual + more)
-    if stated is not None:
-        seen = max(at_entry.values(), default=usual) - fewer
-        _hold_against(stated, may_be if steady and not paced else (max(seen, 1), None))
     return StreamFigures(
         start_ns=span[0],
         end_ns=span[1],
@@ -837,10 +801,9 @@ def measure_stream(
         empty_turns=empty_turns,
         turns_out=turns_out,
         steady=steady,
-        stated=stated,
         may_be=may_be,
         hosts_hide_more=hidden,
-        first_sets_pace=steady and paced and stated is None,
+        first_sets_pace=steady and paced,
         batch_latency_ns=round(float(np.median(latency))) if len(latency) else None,
         batch_latency_p95_ns=(
             round(float(np.percentile(latency, TAIL_PERCENT))) if len(latency) else None
@@ -913,20 +876,6 @@ def _turns_out(
             before = [over.get(key) for key in keys(first)[max(row - MOST_IN_FLIGHT, 0) : row]]
             out.append(1 + sum(end is not None and end > moment for end in before))
     return round(float(np.median(out))) if out else None
-
-
-def _hold_against(stated: int, may_be: tuple[int, int | None]) -> None:
-    """Refuse a number in flight that the captures contradict."""
-    low, high = may_be
-    if low <= stated <= (high or stated):
-        return
-    shown = f"{low} or more" if high is None else f"{low}" if low == high else f"{low} to {high}"
-    raise UsageError(
-        f"{counted(stated, 'batch', 'batches')} in flight cannot be: the captures show {shown} "
-        "when one enters",
-        hint=f"state {shown}, or leave --in-flight-measured out; a server without enough requests "
-        "keeps fewer in flight than it may",
-    )
 
 
 def _batches_per_s(batches: _Batches, span: tuple[int, int], filling: int) -> float:
@@ -1025,7 +974,7 @@ class Shape:
     """The share of waiting time that lies in waits unlike the others of their rank."""
     where: str
     """first, last, middle, or everywhere."""
-    median_wait_ns: int
+    median_wait_s: float
     waits: int
 
 
@@ -1049,7 +998,7 @@ def measure_shape(timeline: Timeline, windows: tuple[Window, ...], pipeline: int
     return Shape(
         jagged_fraction=jagged / sum(idle),
         where=where,
-        median_wait_ns=int(np.median(every)),
+        median_wait_s=int(np.median(every)) / NS_PER_S,
         waits=len(every),
     )
 
@@ -1067,24 +1016,22 @@ def _waits(timeline: Timeline, rank: RankTimeline, windows: tuple[Window, ...]) 
     return np.concatenate(found)
 
 
-def find_outside(
-    trace: RankTrace, work: Work, in_pass: Flags, step: I32
-) -> tuple[Flags, tuple[tuple[str, Intervals], ...]]:
+def find_outside(trace: RankTrace, work: Work) -> tuple[Flags, tuple[tuple[str, Intervals], ...]]:
     """Tell which work is known to be none of the pipeline's, and name what a rank does besides.
 
     It may run in the window. Not among it are collectives issued while a rank runs its passes,
     gathers of sharded parameters and reductions of gradients, and what follows the passes of a step
     that has no optimizer: torch scales gradients so. Of two names the first wins.
     """
-    called = _annotated(trace, _OPTIMIZER)
+    called, in_pass = _annotated(trace, _OPTIMIZER), work.in_pass
     optimizes = np.zeros(len(work), dtype=bool)
     if len(called.start_ns):
         row = np.searchsorted(called.start_ns, work.issued_ns, side="right") - 1
         optimizes = ~in_pass & (row >= 0) & (work.issued_ns < called.end_ns[row])
     among, after = np.zeros(len(work), dtype=bool), np.zeros(len(work), dtype=bool)
     rows = np.arange(len(work))
-    for number in np.unique(step[in_pass & (step >= 0)]).tolist():
-        here = step == number
+    for number in np.unique(work.step[in_pass & (work.step >= 0)]).tolist():
+        here = work.step == number
         mine = np.flatnonzero(in_pass & here)
         among |= (rows >= mine[0]) & (rows <= mine[-1])
         if optimizes[here].any():

@@ -42,7 +42,7 @@ from debubble.timeline.model import (
     union_of,
 )
 from debubble.timeline.steps import numbered
-from debubble.timeline.transfers import RankMessages, match_transfers
+from debubble.timeline.transfers import match_transfers
 from debubble.timeline.work import Messages
 from debubble.trace.columns import Group
 from debubble.trace.optable import Op, OpTable
@@ -429,9 +429,7 @@ def _reductions(
     )
 
 
-def _posts(
-    table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags
-) -> dict[int, RankMessages]:
+def _posts(table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags) -> dict[int, Messages]:
     """Return each rank's messages; a peer is the one named, else the neighbouring stage's rank.
 
     A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
@@ -461,7 +459,7 @@ def _posts(
         made = _made(table, np.flatnonzero((rank == name) & is_pass), rows, end)
         stood = _stood(start[rows], end[rows], queue)
         made = np.where(made == _UNKNOWN_NS, start[rows], np.minimum(made, start[rows]))
-        messages = Messages(
+        posts[name] = Messages(
             issued_ns=np.where(stood, made, start[rows]),
             peer=np.array(peers, dtype=np.int32),
             is_send=is_send,
@@ -473,8 +471,8 @@ def _posts(
             tag=np.full(len(rows), UNKNOWN, dtype=np.int32),
             timed=np.ones(len(rows), dtype=bool),
             waited_ns=start[rows] if waits else np.full(len(rows), NEVER_WAITED_NS),
+            step=table.step[rows].astype(np.int32),
         )
-        posts[name] = RankMessages(messages=messages, step=table.step[rows].astype(np.int32))
     return posts
 
 

@@ -9,13 +9,11 @@ import numpy as np
 from debubble.timeline.model import (
     F64,
     FEWEST_SAMPLES,
-    I32,
     I64,
     Flags,
     MemoryFigures,
     PassKind,
 )
-from debubble.timeline.passes import Assignment
 from debubble.timeline.work import Work, number_passes
 from debubble.trace.columns import MemoryDevice, RankTrace
 
@@ -24,9 +22,7 @@ from debubble.trace.columns import MemoryDevice, RankTrace
 _KEEPS = {PassKind.F: 1, PassKind.B: -1, PassKind.I: 0, PassKind.W: -1}
 
 
-def measure_memory(
-    trace: RankTrace, work: Work, assignment: Assignment, step: I32
-) -> MemoryFigures | None:
+def measure_memory(trace: RankTrace, work: Work) -> MemoryFigures | None:
     """Fit the allocator's curve, on the host's clock, to the microbatches in flight.
 
     The allocator acts when the host issues work, not when the device does it.
@@ -35,7 +31,7 @@ def measure_memory(
     if not len(allocated):
         return None
     reserved = trace.memory.reserved_bytes[_of_compute(trace)]
-    levels = _levels(work, assignment, step)
+    levels = _levels(work)
     row = np.searchsorted(moments, levels.after_ns, side="right") - 1
     known = (row >= 0) & ~levels.ends_step
     if known.sum() < FEWEST_SAMPLES or np.ptp(levels.in_flight[known]) == 0:
@@ -47,7 +43,7 @@ def measure_memory(
     fit = _fit(levels.columns()[known], lowest)
     # Inside is from the first to the last piece of a step's passes. Forward only, what is held
     # between steps is outputs: passes made it, and no optimizer.
-    trains = bool((assignment.kind > PassKind.F).any())
+    trains = bool((work.kind > PassKind.F).any())
     inside = np.full(len(moments), not trains)
     for number in np.unique(levels.step).tolist():
         mine = levels.step == number
@@ -129,15 +125,13 @@ class _Levels:
         return np.stack(parts, axis=1)
 
 
-def _levels(work: Work, assignment: Assignment, step: I32) -> _Levels:
-    kept = np.flatnonzero((assignment.kind >= 0) & (step >= 0))
-    passes, group = number_passes(
-        step[kept], assignment.stage[kept], assignment.kind[kept], assignment.microbatch[kept]
-    )
+def _levels(work: Work) -> _Levels:
+    work = work.where(work.in_pass & (work.step >= 0))
+    passes, group = number_passes(work)
     issued = np.zeros(passes.shape[1], dtype=np.int64)
-    np.maximum.at(issued, group, work.issued_ns[kept])
+    np.maximum.at(issued, group, work.issued_ns)
     begun = np.full(passes.shape[1], np.iinfo(np.int64).max)
-    np.minimum.at(begun, group, work.issued_ns[kept])
+    np.minimum.at(begun, group, work.issued_ns)
     order = np.argsort(issued, kind="stable")
     numbers, stage, kind = passes[0], passes[1], passes[2]
     change = np.array([_KEEPS[PassKind(number)] for number in kind.tolist()], dtype=np.int64)

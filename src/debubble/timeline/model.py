@@ -299,14 +299,12 @@ def join_columns(parts: Sequence[_Columns], *, by: str) -> _Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmatchedMessages:
-    """Messages of a step that only one side has."""
+    """Messages of a step that only one side has, or that have no times."""
 
     ends: tuple[int, int]
     """The rank that sends, or should have, and the one that receives."""
     step: int
     count: int
-    lacking: int | None = None
-    """The one whose trace does not have them; None where both do, without times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from debubble.timeline.model import I32, I64, UNKNOWN, Flags, PassKind
+from debubble.timeline.model import I64, UNKNOWN, Flags, PassKind
 from debubble.timeline.schedules import Action, Order, Shape, candidate_orders, place_stages
 from debubble.timeline.work import Messages, Work, host_ranges
 from debubble.trace.columns import RankTrace
@@ -70,15 +70,6 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """The pass of each piece of work; -1 where it belongs to none."""
-
-    kind: I32
-    stage: I32
-    microbatch: I32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
     """The ranks before and after one in its pipeline; None at its ends."""
 
@@ -87,16 +78,24 @@ class Neighbours:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posts:
-    """What parts the passes of a rank: its messages, and the waits for them."""
+class Host:
+    """What the host of a rank issued: its work, and the messages and waits that part its passes."""
 
+    rank: int
+    work: Work
     messages: Messages
-    step: I32
-    """Of each message."""
     waits_ns: I64
     inputs_each: int = 1
     """Messages that make one input: hidden states and residual may come apart."""
     gradients_each: int = 1
+    outputs_each: int = 1
+
+    def pieces(self, step: int, *, first: bool, waits: bool = False) -> list[_Piece]:
+        """Cut the work of a step where a pass may begin; only a first rank needs no message."""
+        host = self if waits else replace(self, waits_ns=self.waits_ns[:0])
+        began = int(np.searchsorted(self.messages.step, step))
+        pieces = [piece for piece in _cut(host) if piece.step == step]
+        return [piece for piece in pieces if first or piece.posted > began]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -153,7 +152,7 @@ def has_labels(trace: RankTrace) -> bool:
     return any(parse_label(name) for name in trace.names)
 
 
-def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
+def assign_by_labels(trace: RankTrace, work: Work) -> Work | None:
     """Give work to the label whose window holds its launch; None where there are no labels.
 
     Work of all threads counts: a backward pass is launched by autograd's thread while the label
@@ -185,7 +184,7 @@ def assign_by_labels(trace: RankTrace, work: Work) -> Assignment | None:
     backward = np.where(has_forward & has_backward, work.backward, has_backward)
     chosen = np.where(backward[:, None], passes[:, 3:], passes[:, :3])
     chosen = np.where(inside[:, None], chosen, UNKNOWN).astype(np.int32)
-    return Assignment(kind=chosen[:, 0], stage=chosen[:, 1], microbatch=chosen[:, 2])
+    return replace(work, kind=chosen[:, 0], stage=chosen[:, 1], microbatch=chosen[:, 2])
 
 
 def messages_a_pass(messages: Messages, work: Work, peer: int) -> int:
@@ -195,33 +194,34 @@ def messages_a_pass(messages: Messages, work: Work, peer: int) -> int:
     return int(np.bincount(runs).argmax()) if len(runs) else 1
 
 
-def assign_by_structure(work: Work, work_step: I32, posts: Posts, beside: Neighbours) -> Assignment:
+def assign_by_structure(host: Host, beside: Neighbours) -> Work:
     """Give each piece of work its pass, counting microbatches in order."""
-    pieces = _cut(work, work_step, posts)
-    _tell_passes(pieces, posts, beside)
-    pieces = _part_forwards(pieces, work)
-    _join_neighbours(pieces, work)
-    return _assignment(pieces, work)
+    pieces = _cut(host)
+    _tell_passes(pieces, host, beside)
+    pieces = _part_forwards(pieces, host.work)
+    _join_neighbours(pieces, host.work)
+    return _assigned(host.work, pieces)
 
 
-def _assignment(pieces: Sequence[_Piece], work: Work) -> Assignment:
-    """Return the pass of each piece of work."""
+def _assigned(work: Work, pieces: Sequence[_Piece]) -> Work:
+    """Return work with the pass of each piece."""
     columns = np.full((3, len(work)), UNKNOWN, dtype=np.int32)
     for piece in pieces:
         columns[:, piece.first : piece.end] = [[piece.kind], [piece.stage], [piece.microbatch]]
-    return Assignment(kind=columns[0], stage=columns[1], microbatch=columns[2])
+    return replace(work, kind=columns[0], stage=columns[1], microbatch=columns[2])
 
 
-def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
+def _cut(host: Host) -> list[_Piece]:
     """Cut the work of a rank where a message, a wait, another thread or another step comes."""
+    work = host.work
     if not len(work):
         return []
-    posted = np.searchsorted(posts.messages.issued_ns, work.issued_ns)
+    posted = np.searchsorted(host.messages.issued_ns, work.issued_ns)
     changes = (
         (np.diff(posted, prepend=-1) != 0)
-        | (np.diff(np.searchsorted(posts.waits_ns, work.issued_ns), prepend=-1) != 0)
+        | (np.diff(np.searchsorted(host.waits_ns, work.issued_ns), prepend=-1) != 0)
         | (np.diff(work.backward.astype(np.int8), prepend=-1) != 0)
-        | (np.diff(work_step, prepend=-2) != 0)
+        | (np.diff(work.step, prepend=-2) != 0)
     )
     first = np.flatnonzero(changes)
     columns = (first, np.append(first, len(work))[1:], posted[first])
@@ -230,15 +230,15 @@ def _cut(work: Work, work_step: I32, posts: Posts) -> list[_Piece]:
         for begin, end, before, backward, step in zip(
             *(column.tolist() for column in columns),
             work.backward[first].tolist(),
-            work_step[first].tolist(),
+            work.step[first].tolist(),
             strict=True,
         )
     ]
 
 
-def _tell_passes(pieces: list[_Piece], posts: Posts, beside: Neighbours) -> None:
+def _tell_passes(pieces: list[_Piece], host: Host, beside: Neighbours) -> None:
     """Go through the pieces of a rank in the order of the host, and say which begin a pass."""
-    messages = posts.messages
+    messages = host.messages
     arrives = ~messages.is_send
     inputs = _running(arrives & (messages.peer == beside.previous))
     gradients = _running(arrives & (messages.peer == beside.next))
@@ -250,12 +250,12 @@ def _tell_passes(pieces: list[_Piece], posts: Posts, beside: Neighbours) -> None
         step = piece.step
         if step < 0:
             continue
-        first = int(np.searchsorted(posts.step, step))
+        first = int(np.searchsorted(messages.step, step))
         goes_on = before is not None and piece.goes_on(before)
         if piece.backward:
             if beside.next is not None:
                 arrived = int(gradients[piece.posted] - gradients[first])
-                begins = arrived // posts.gradients_each > backwards[step]
+                begins = arrived // host.gradients_each > backwards[step]
             else:
                 begins = not goes_on and forwards[step] > backwards[step]
             backwards[step] += begins
@@ -264,9 +264,9 @@ def _tell_passes(pieces: list[_Piece], posts: Posts, beside: Neighbours) -> None
         else:
             if beside.previous is not None:
                 arrived = int(inputs[piece.posted] - inputs[first])
-                begins = arrived // posts.inputs_each > forwards[step]
+                begins = arrived // host.inputs_each > forwards[step]
             else:
-                following = _posted_after(pieces, number, posts)
+                following = _posted_after(pieces, number, messages)
                 begins = not goes_on and bool(outputs[following] > outputs[piece.posted])
             if begins:
                 piece.kind, piece.microbatch = PassKind.F, forwards[step]
@@ -276,10 +276,10 @@ def _tell_passes(pieces: list[_Piece], posts: Posts, beside: Neighbours) -> None
         before = piece
 
 
-def _posted_after(pieces: list[_Piece], number: int, posts: Posts) -> int:
+def _posted_after(pieces: list[_Piece], number: int, messages: Messages) -> int:
     """Return how many messages of a piece's step were posted before anything else was launched."""
     piece = pieces[number]
-    ended = int(np.searchsorted(posts.step, piece.step, side="right"))
+    ended = int(np.searchsorted(messages.step, piece.step, side="right"))
     for row in range(number + 1, len(pieces)):
         other = pieces[row]
         if not other.goes_on(piece):
@@ -370,44 +370,26 @@ _MOST_CHUNKS = 16
 _TRAINS = frozenset("FB")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
-    """What the host of a rank issued."""
-
-    rank: int
-    work: Work
-    step: I32
-    """Of each piece of work."""
-    posts: Posts
-    sent_at_a_time: int
-    """Messages that make one output."""
-
-    def pieces(self, step: int, *, first: bool, waits: bool = False) -> list[_Piece]:
-        """Cut the work of a step where a pass may begin; only a first rank needs no message."""
-        posts = self.posts if waits else replace(self.posts, waits_ns=self.posts.waits_ns[:0])
-        began = int(np.searchsorted(posts.step, step))
-        pieces = [piece for piece in _cut(self.work, self.step, posts) if piece.step == step]
-        return [piece for piece in pieces if first or piece.posted > began]
-
-
 def holds_several(first: Host) -> bool:
     """Tell whether the first rank of a pipeline holds more than the first stage.
 
     It then passes gradients on: it sends right after a backward pass, and not only in one step.
     """
-    messages = first.posts.messages
-    sends = np.flatnonzero(messages.is_send & (messages.peer >= 0) & (first.posts.step >= 0))
+    messages = first.messages
+    sends = np.flatnonzero(messages.is_send & (messages.peer >= 0) & (messages.step >= 0))
     last = np.searchsorted(first.work.issued_ns, messages.issued_ns[sends]) - 1
     after_backward = first.work.backward[last[last >= 0]]
-    return int(after_backward.sum()) > len(np.unique(first.posts.step))
+    return int(after_backward.sum()) > len(np.unique(messages.step))
 
 
-def name_around(hosts: Sequence[Host]) -> dict[int, Assignment] | None:
+def name_around(hosts: Sequence[Host]) -> dict[int, Work] | None:
     """Name the passes of ranks around which stages go; None where no one order explains them."""
-    last = hosts[-1].posts.messages
+    last = hosts[-1].messages
     if not (last.is_send & (last.peer == hosts[0].rank)).any():
         return None  # the last rank passes nothing on to the first
-    steps = sorted({step for host in hosts for step in np.unique(host.step).tolist() if step >= 0})
+    steps = sorted(
+        {step for host in hosts for step in np.unique(host.work.step).tolist() if step >= 0}
+    )
     named: dict[int, list[_Piece]] = {host.rank: [] for host in hosts}
     orders: list[Order] = []
     for step in steps:
@@ -422,16 +404,16 @@ def name_around(hosts: Sequence[Host]) -> dict[int, Assignment] | None:
             orders = [order]
             for rank, of_rank in pieces.items():
                 named[rank] += of_rank
-    return {host.rank: _assignment(named[host.rank], host.work) for host in hosts if orders} or None
+    return {host.rank: _assigned(host.work, named[host.rank]) for host in hosts if orders} or None
 
 
-def count_pieces(host: Host, *, first: bool) -> Assignment:
+def count_pieces(host: Host, *, first: bool) -> Work:
     """Count what lies between messages, forward and backward, where no more can be told.
 
     What the host launches itself after the last backward pass of a step is none of it.
     """
     named: list[_Piece] = []
-    for step in np.unique(host.step[host.step >= 0]).tolist():
+    for step in np.unique(host.work.step[host.work.step >= 0]).tolist():
         pieces = host.pieces(step, first=first)
         while pieces and not pieces[-1].backward:
             pieces.pop()
@@ -441,7 +423,7 @@ def count_pieces(host: Host, *, first: bool) -> Assignment:
             piece.microbatch = counts[PassKind(piece.kind)]
             counts[PassKind(piece.kind)] += 1
         named += pieces
-    return _assignment(named, host.work)
+    return _assigned(host.work, named)
 
 
 def _orders(hosts: Sequence[Host], step: int) -> Iterator[Order]:
@@ -450,9 +432,8 @@ def _orders(hosts: Sequence[Host], step: int) -> Iterator[Order]:
     It sends each stage's output, and around two ranks the gradients of all but its first as well.
     """
     ranks, first = len(hosts), hosts[0]
-    posts = first.posts.messages
-    sends = posts.is_send & (posts.peer == hosts[1].rank) & (first.posts.step == step)
-    outputs = int(sends.sum()) // first.sent_at_a_time
+    sends = first.messages.rows(hosts[1].rank, is_send=True, step=step)
+    outputs = len(sends) // first.outputs_each
     for chunks in range(2, _MOST_CHUNKS + 1):
         sent = chunks if ranks > 2 else 2 * chunks - 1
         microbatches, rest = divmod(outputs, sent)
@@ -516,12 +497,12 @@ def _sends(order: Order, position: int, ranks: Sequence[int]) -> dict[int, I64]:
 
 def _sends_agree(host: Host, step: int, due: Sequence[_Piece], sends: Mapping[int, I64]) -> bool:
     """Tell whether each output was sent after its pass, at the latest after the next one."""
-    messages = host.posts.messages
+    messages = host.messages
     posted = [piece.posted for piece in due]
-    here = (host.posts.step == step) & messages.is_send
+    here = (messages.step == step) & messages.is_send
     for peer, outputs in sends.items():
         running = _running(here & (messages.peer == peer))
-        sent, most = running[posted], outputs * host.sent_at_a_time
+        sent, most = running[posted], outputs * host.outputs_each
         least = np.concatenate(([0], most[:-2]))
         if running[-1] != most[-1] or (sent > most[:-1]).any() or (sent < least).any():
             return False

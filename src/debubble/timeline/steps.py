@@ -45,8 +45,8 @@ from debubble.timeline.model import (
     RankTimeline,
     Timeline,
 )
-from debubble.timeline.passes import Assignment, Label, Neighbours, parse_label
-from debubble.timeline.transfers import Chain, RankMessages, find_shift
+from debubble.timeline.passes import Label, Neighbours, parse_label
+from debubble.timeline.transfers import Chain, find_shift
 from debubble.timeline.work import (
     BEFORE_CAPTURE,
     Messages,
@@ -61,19 +61,12 @@ from debubble.timeline.work import (
 from debubble.trace.columns import STEP, MemoryDevice, RankTrace
 from debubble.units import show_ranks
 
-# NCCL's own ranges, torch's calls, RCCL's: a communicator is made at its first use.
-_COMMUNICATORS = re.compile(
-    r"(?:n|r)cclComm(?:Init|Split)|initNCCLComm|init_process_group|new_group|eager_connect"
-)
-# torch's pipelines send shapes along at the first step; `_shape_inference` needs `with_stack`.
-_SHAPES = re.compile(r"_shape_inference|_prepare_forward_infra")
 _QUEUES = re.compile(r"Launch|Memcpy.*Async|Memset.*Async")
 # A cache that grows by less has found its size; allocations are rounded to 2 MiB.
 _GROWTH = 0.02
 # Shapes are some hundred bytes, activations megabytes.
 _SMALL = 0.01
 # What shows that a rank was still setting up.
-COMMUNICATORS, SHAPES = "communicators were made", "shapes were sent along"
 ALLOCATOR, MESSAGES = "the allocator took its memory", "small messages went ahead"
 # Of so few steps none is left out for being cold: what is left would be too little to measure.
 _ALWAYS_KEPT = 3
@@ -133,22 +126,15 @@ class RankRecord:
     rank: int
     work: Work
     messages: Messages
-    work_step: I32
-    message_step: I32
     steps: Steps
-
-    @property
-    def posted(self) -> RankMessages:
-        """Its messages, and the step of each."""
-        return RankMessages(messages=self.messages, step=self.message_step)
 
     def in_steps(self, steps: Steps) -> RankRecord:
         """Return the same rank with other steps."""
         return replace(
             self,
             steps=steps,
-            work_step=steps.at(self.work.issued_ns),
-            message_step=steps.at(self.messages.issued_ns),
+            work=replace(self.work, step=steps.at(self.work.issued_ns)),
+            messages=replace(self.messages, step=steps.at(self.messages.issued_ns)),
         )
 
 
@@ -156,15 +142,9 @@ def record_rank(trace: RankTrace, work: Work, steps: Steps) -> RankRecord:
     """List what a rank did, and in which step."""
     work = without_reading(work, trace)
     messages = tell_waits(find_messages(trace), work, find_waits(trace))
-    return RankRecord(
-        trace=trace,
-        rank=trace.rank if trace.rank is not None else UNKNOWN,
-        work=work,
-        messages=messages,
-        work_step=steps.at(work.issued_ns),
-        message_step=steps.at(messages.issued_ns),
-        steps=steps,
-    )
+    rank = trace.rank if trace.rank is not None else UNKNOWN
+    record = RankRecord(trace=trace, rank=rank, work=work, messages=messages, steps=steps)
+    return record.in_steps(steps)
 
 
 def find_set_up(rank: RankRecord) -> tuple[tuple[int, str], ...]:
@@ -174,8 +154,6 @@ def find_set_up(rank: RankRecord) -> tuple[tuple[int, str], ...]:
     signs = (
         (ALLOCATOR, _leading(rank.steps, _growing(rank))),
         (MESSAGES, _leading(rank.steps, _talkative(rank))),
-        (SHAPES, _steps_with(rank, _SHAPES)),
-        (COMMUNICATORS, _steps_with(rank, _COMMUNICATORS)),
     )
     seen = {step: what for what, steps in signs for step in steps}  # the last sign is the clearest
     return tuple(sorted(seen.items()))
@@ -193,18 +171,9 @@ def find_unfinished(rank: RankRecord) -> tuple[int, ...]:
     return (last,) if lost == {last} else ()
 
 
-def _steps_with(rank: RankRecord, pattern: re.Pattern[str]) -> list[int]:
-    trace, named = rank.trace, names_like(rank.trace, pattern)
-    if not named.any():
-        return []
-    tables = (trace.annotations, trace.operators, trace.cpu_operators)
-    found = rank.steps.at(np.concatenate([t.start_ns[named[t.name]] for t in tables]))
-    return sorted(set(found[found >= 0].tolist()))
-
-
 def _talkative(rank: RankRecord) -> Flags:
     """Tell which steps hold more small messages than most: shapes travel ahead of activations."""
-    size, at = rank.messages.message_bytes, rank.message_step
+    size, at = rank.messages.message_bytes, rank.messages.step
     small = (size >= 0) & (size < _SMALL * size.max(initial=0))
     counts = np.array([int(small[at == step].sum()) for step in rank.steps.number.tolist()])
     more: Flags = counts > np.median(counts)
@@ -345,16 +314,10 @@ def _gaps(
         return numbered("rank", sorted(set().union(*held.values())))
 
     if uneven:
-        lacking: dict[tuple[int, ...], list[int]] = {}
-        for step, without in sorted(uneven.items()):
-            lacking.setdefault(tuple(sorted(without)), []).append(step)
-        each = [f"{numbered('rank', who)} did not capture {steps(what)}"
-                for who, what in lacking.items()]  # fmt: skip
-        alike = f"{ranks(uneven)} did not capture {'it' if len(uneven) == 1 else 'all of them'}"
+        what = "it" if len(uneven) == 1 else "all of them"
         yield Gap(
             code=Code.UNEVEN_STEPS,
-            message=f"{steps(uneven)} left out: "
-            + (", ".join(each) if 1 < len(each) <= _ALWAYS_KEPT else alike),
+            message=f"{steps(uneven)} left out: {ranks(uneven)} did not capture {what}",
             hint="capture the same steps on all ranks",
         )
     if cut:
@@ -403,13 +366,11 @@ class Beats:
         return Steps(number=number.astype(np.int32), start_ns=self.begins_ns, end_ns=end)
 
 
-def infer_steps(
-    ranks: Sequence[RankRecord], chain: Chain, assigned: Mapping[int, Assignment]
-) -> dict[int, Steps] | None:
+def infer_steps(ranks: Sequence[RankRecord], chain: Chain) -> dict[int, Steps] | None:
     """Return the steps of each rank of a pipeline; None where its rhythm cannot be told.
 
-    The passes are assigned as if all were one step. Each rank tells by itself, or goes by the
-    messages of the rank before it.
+    The passes of their work are told as if all were one step. Each rank tells by itself, or goes by
+    the messages of the rank before it.
     """
     captured = sorted(ranks, key=lambda rank: chain.ranks.index(rank.rank))
     trains = any(bool(rank.work.backward.any()) for rank in captured)
@@ -419,9 +380,9 @@ def infer_steps(
         beside = chain.beside(rank.rank)
         beats = beats_of_labels(rank, trains=trains)
         if beats is None and trains and beside.next is not None:
-            beats = beats_of_training(rank, beside, assigned[rank.rank])
+            beats = beats_of_training(rank, beside)
         if beats is None and not trains and beside.previous is None:
-            beats = beats_of_answers(rank, assigned[rank.rank], chain.ranks[-1])
+            beats = beats_of_answers(rank, chain.ranks[-1])
         if before is not None:
             theirs = found[before.rank]
             if beats is None:
@@ -484,52 +445,51 @@ def _posted_since(rank: RankRecord, reach: int, start: int, *, trains: bool) -> 
     return int(received[0]) if len(received) else start
 
 
-def beats_of_training(rank: RankRecord, beside: Neighbours, assigned: Assignment) -> Beats | None:
+def beats_of_training(rank: RankRecord, beside: Neighbours) -> Beats | None:
     """Let a step end where as few microbatches as ever are in flight, and none is begun before.
 
     How many were in flight when the capture began is not known; but no moment has fewer than none.
     """
-    rows = np.flatnonzero(assigned.kind >= 0)
+    work = rank.work
+    rows = np.flatnonzero(work.in_pass)
     if not len(rows):
         return None
     # Passes in the order the host issued them: where each begins in its work, and its kind.
-    changes = (np.diff(assigned.kind[rows]) != 0) | (np.diff(assigned.microbatch[rows]) != 0)
+    changes = (np.diff(work.kind[rows]) != 0) | (np.diff(work.microbatch[rows]) != 0)
     first = rows[np.concatenate(([True], changes))]
-    kind = assigned.kind[first]
+    kind = work.kind[first]
     level = np.cumsum(np.where(kind == PassKind.F, 1, -1))
     lowest = min(int(level.min()), 0)
     ends = (level[:-1] == lowest) & (kind[:-1] != PassKind.F) & (kind[1:] == PassKind.F)
     starts = first[np.concatenate(([True], ends))]
-    begins = [_first_message_or_work(rank, beside, assigned, row) for row in starts.tolist()]
+    begins = [_first_message_or_work(rank, beside, row) for row in starts.tolist()]
     if kind[0] != PassKind.F or beside.previous is not None:
         begins[0] = _BEGIN
     return Beats(begins_ns=np.array(begins, dtype=np.int64))
 
 
-def _first_message_or_work(
-    rank: RankRecord, beside: Neighbours, assigned: Assignment, row: int
-) -> int:
+def _first_message_or_work(rank: RankRecord, beside: Neighbours, row: int) -> int:
     """Return when the first pass of a step began on the host: its receive, or its own work.
 
     On the first rank nothing parts it from what was launched before it, an optimizer say: but all
     forward passes launch alike, as many pieces of work as most; the fewest where none is usual.
     """
-    issued = rank.work.issued_ns
+    issued, microbatch = rank.work.issued_ns, rank.work.microbatch
     if beside.previous is not None:
         messages = rank.messages
         since = issued[row - 1] if row else BEFORE_CAPTURE
         inputs = messages.issued_ns[~messages.is_send & (messages.peer == beside.previous)]
         inputs = inputs[(inputs > since) & (inputs <= issued[row])]
         return int(inputs[0]) if len(inputs) else int(issued[row])
-    forward = np.flatnonzero(assigned.kind == PassKind.F)
-    counts = np.unique(assigned.microbatch[forward], return_counts=True)[1]
+    forward = np.flatnonzero(rank.work.kind == PassKind.F)
+    counts = np.unique(microbatch[forward], return_counts=True)[1]
     sizes, often = np.unique(counts, return_counts=True)
     size = int(sizes[often.argmax()]) if len(sizes) else 0
-    mine = forward[assigned.microbatch[forward] == assigned.microbatch[row]]
+    mine = forward[microbatch[forward] == microbatch[row]]
     return int(issued[mine[-size]]) if 0 < size < len(mine) else int(issued[row])
 
 
-def beats_of_answers(rank: RankRecord, assigned: Assignment, last: int) -> Beats | None:
+def beats_of_answers(rank: RankRecord, last: int) -> Beats | None:
     """Let a first rank's step begin with the first pass after it took the last rank's answer.
 
     A server's rank takes an answer for each batch that it sends; a batch has several microbatches,
@@ -537,10 +497,10 @@ def beats_of_answers(rank: RankRecord, assigned: Assignment, last: int) -> Beats
     """
     messages = rank.messages
     answers = messages.issued_ns[~messages.is_send & (messages.peer == last)]
-    forward = np.flatnonzero(assigned.kind == PassKind.F)
+    forward = np.flatnonzero(rank.work.kind == PassKind.F)
     if not len(answers) or not len(forward):
         return None
-    _, first = np.unique(assigned.microbatch[forward], return_index=True)
+    _, first = np.unique(rank.work.microbatch[forward], return_index=True)
     issued = rank.work.issued_ns[forward[first]]
     turn = np.searchsorted(answers, issued)
     turns, counts = np.unique(turn, return_counts=True)
@@ -597,9 +557,9 @@ def _steps_of_sends(step: I32, at: I64) -> I64 | None:
 
 def _hop(before: RankRecord, rank: RankRecord) -> tuple[I64, I64, I64]:
     """Return the rows of sends and receives of a hop, and to which send each receive belongs."""
-    posted = {before.rank: before.posted, rank.rank: rank.posted}
-    sends = posted[before.rank].rows(rank.rank, is_send=True)
-    receives = posted[rank.rank].rows(before.rank, is_send=False)
+    posted = {before.rank: before.messages, rank.rank: rank.messages}
+    sends = before.messages.rows(rank.rank, is_send=True)
+    receives = rank.messages.rows(before.rank, is_send=False)
     cut_off = 0
     if len(sends) != len(receives) and len(sends) and len(receives):
         shift = find_shift(posted, before.rank, rank.rank)

@@ -105,39 +105,8 @@ Shifts = Mapping[tuple[int, int], Shift | None]
 """How the messages of each hop are paired; None where the captures have none in common."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankMessages:
-    """One rank's messages, and the step of each."""
-
-    messages: Messages
-    step: I32
-
-    def rows(self, peer: int, *, is_send: bool, step: int | None = None) -> I64:
-        """Return the rows that go to a peer, or come from it; of one step, or of all."""
-        messages = self.messages
-        mine = (messages.peer == peer) & (messages.is_send == is_send)
-        return np.flatnonzero(mine if step is None else mine & (self.step == step))
-
-
-def pair_with_more(ranks: Sequence[int], shifts: Shifts, more: int) -> Shifts:
-    """Pair messages of the hops that are not sure so that so many more batches are in flight.
-
-    Nothing where no pairing gives that.
-    """
-    found: dict[tuple[int, int], Shift | None] = {}
-    for hop in pairwise(ranks):
-        shift = shifts.get(hop)
-        if shift is not None and not shift.sure:
-            first = min(shift.first - more, shift.most)
-            first = first if shift.least is None else max(first, shift.least)
-            more -= shift.first - first
-            # Who waited was told by another pairing.
-            found[hop] = replace(shift, first=first, least=first, most=first, waited=False)
-    return {} if more else found
-
-
 def match_transfers(
-    posted: Mapping[int, RankMessages],
+    posted: Mapping[int, Messages],
     across_steps: Collection[tuple[int, int]] = (),
     shifts: Shifts | None = None,
 ) -> tuple[Transfers, tuple[UnmatchedMessages, ...]]:
@@ -154,7 +123,7 @@ def match_transfers(
         (rank, peer) if is_send else (peer, rank)
         for rank, mine in posted.items()
         for is_send in (True, False)
-        for peer in np.unique(mine.messages.peer[mine.messages.is_send == is_send]).tolist()
+        for peer in np.unique(mine.peer[mine.is_send == is_send]).tolist()
         if peer in posted
     }
     for source, destination in sorted(pairs):
@@ -174,12 +143,9 @@ def match_transfers(
             receives = received.rows(source, is_send=False, step=step)
             left_over = abs(len(sends) - len(receives))
             if left_over:
-                lacking = source if len(sends) < len(receives) else destination
-                unmatched.append(
-                    UnmatchedMessages(ends=ends, step=step, count=left_over, lacking=lacking)
-                )
+                unmatched.append(UnmatchedMessages(ends=ends, step=step, count=left_over))
                 sends, receives = _cut_alike(sent, sends, received, receives)
-            timed = sent.messages.timed[sends] & received.messages.timed[receives]
+            timed = sent.timed[sends] & received.timed[receives]
             if not timed.all():
                 lost = int((~timed).sum())
                 unmatched.append(UnmatchedMessages(ends=ends, step=step, count=lost))
@@ -188,24 +154,22 @@ def match_transfers(
     return join_columns(parts, by="receive_end_ns"), tuple(unmatched)
 
 
-def _lost_inside(posted: Mapping[int, RankMessages], ends: tuple[int, int], paired: int) -> int:
+def _lost_inside(posted: Mapping[int, Messages], ends: tuple[int, int], paired: int) -> int:
     """Count messages of a stream that one side lacks although it was captured all that while.
 
     What the captures cut off lies before the first message of the other side, or after its last.
     """
     lost = 0
     for mine, other, is_send in ((ends[0], ends[1], True), (ends[1], ends[0], False)):
-        at_ns = posted[mine].messages.start_ns[posted[mine].rows(other, is_send=is_send)]
-        seen = posted[other].messages.start_ns
+        at_ns = posted[mine].start_ns[posted[mine].rows(other, is_send=is_send)]
+        seen = posted[other].start_ns
         if len(seen):
             inside = (at_ns > seen.min()) & (at_ns < seen.max())
             lost = max(lost, int(inside.sum()) - paired)
     return lost
 
 
-def _cut_alike(
-    sent: RankMessages, sends: I64, received: RankMessages, receives: I64
-) -> tuple[I64, I64]:
+def _cut_alike(sent: Messages, sends: I64, received: Messages, receives: I64) -> tuple[I64, I64]:
     """Leave out what one side has more, at the step's end or at its beginning.
 
     Where one capture began in the middle of the step, it is the beginning: paired from the first
@@ -214,31 +178,29 @@ def _cut_alike(
     count = min(len(sends), len(receives))
     ways = [(sends[:count], receives[:count])]
     ways += [(sends[len(sends) - count :], receives[len(receives) - count :])]
-    start, end = sent.messages.start_ns, received.messages.end_ns
-    return min(ways, key=lambda way: int((end[way[1]] < start[way[0]]).sum()))
+    return min(ways, key=lambda way: int((received.end_ns[way[1]] < sent.start_ns[way[0]]).sum()))
 
 
 def _pair_across_steps(
-    posted: Mapping[int, RankMessages], source: int, destination: int, shift: Shift | None
+    posted: Mapping[int, Messages], source: int, destination: int, shift: Shift | None
 ) -> Transfers:
     sent, received = posted[source], posted[destination]
     sends = sent.rows(destination, is_send=True)
     receives = received.rows(source, is_send=False)
     out, into = _overlap(len(sends), len(receives), shift.first if shift else len(sends))
     sends, receives = sends[out], receives[into]
-    timed = sent.messages.timed[sends] & received.messages.timed[receives]
+    timed = sent.timed[sends] & received.timed[receives]
     return _pair((source, destination), sent, sends[timed], received, receives[timed])
 
 
 def _pair(
-    ends: tuple[int, int], sent: RankMessages, out: I64, received: RankMessages, into: I64
+    ends: tuple[int, int], sends: Messages, out: I64, receives: Messages, into: I64
 ) -> Transfers:
     """Put rows of two ranks' messages side by side; their step is the sender's."""
-    sends, receives = sent.messages, received.messages
     return Transfers(
         source=np.full(len(out), ends[0], dtype=np.int32),
         destination=np.full(len(out), ends[1], dtype=np.int32),
-        step=sent.step[out],
+        step=sends.step[out],
         message_bytes=np.maximum(sends.message_bytes[out], receives.message_bytes[into]),
         send_start_ns=sends.start_ns[out],
         send_end_ns=sends.end_ns[out],
@@ -254,7 +216,7 @@ def _pair(
     )
 
 
-def find_shifts(posted: Mapping[int, RankMessages], chains: Sequence[Sequence[int]]) -> Shifts:
+def find_shifts(posted: Mapping[int, Messages], chains: Sequence[Sequence[int]]) -> Shifts:
     """Pair the messages of every hop of a stream whose two ranks were captured.
 
     Where it is not sure which is which, as few as may be are in flight.
@@ -264,7 +226,7 @@ def find_shifts(posted: Mapping[int, RankMessages], chains: Sequence[Sequence[in
     return {hop: shift and replace(shift, first=shift.most) for hop, shift in shifts.items()}
 
 
-def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int) -> Shift | None:
+def find_shift(posted: Mapping[int, Messages], source: int, destination: int) -> Shift | None:
     """Pair the messages of a stream; None where the captures have none in common.
 
     Sizes must agree, and tags where they differ from message to message. Then many messages take
@@ -281,8 +243,8 @@ def find_shift(posted: Mapping[int, RankMessages], source: int, destination: int
     or later: which it is, is not sure, unless the first of all arrives at once, as in a pipeline
     that fills up.
     """
-    sent = posted[source].messages.where(posted[source].rows(destination, is_send=True))
-    received = posted[destination].messages.where(posted[destination].rows(source, is_send=False))
+    sent = posted[source].where(posted[source].rows(destination, is_send=True))
+    received = posted[destination].where(posted[destination].rows(source, is_send=False))
     turn = float(np.median(np.diff(sent.start_ns))) if len(sent) > 1 else 0.0
     waited = received.end_ns - received.start_ns > _WAITED_SHARE * turn
     alike: dict[int, int] = {}
@@ -360,7 +322,7 @@ def _overlap(sends: int, receives: int, shift: int) -> tuple[slice, slice]:
     return slice(late, late + count), slice(early, early + count)
 
 
-def answers_lag(first: RankMessages, following: int, last: int) -> bool:
+def answers_lag(first: Messages, following: int, last: int) -> bool:
     """Tell a server: its first rank takes the answer to an earlier batch before it sends the next.
 
     A loop that waits for each batch sends first, and training does too.

@@ -26,10 +26,9 @@ import numpy as np
 
 from debubble.timeline.meetings import attend, crosses_stages
 from debubble.timeline.model import AT_ONCE_NS, I32, I64, UNKNOWN, Columns, Flags, PassKind
-from debubble.timeline.passes import Assignment
 from debubble.timeline.steps import RankRecord
 from debubble.timeline.transfers import Chain
-from debubble.timeline.work import host_ranges
+from debubble.timeline.work import Work, host_ranges
 from debubble.trace.columns import RankTrace
 
 _LABEL = re.compile(r"execute_context_(\d{1,7})\((\d{1,7})\)_generation_(\d{1,7})\((\d{1,7})\)")
@@ -149,7 +148,7 @@ def _read_label(name: str) -> tuple[Phase, int, int, int, int] | None:
     return phase, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
 
 
-def assign_by_turns(rank: RankRecord, turns: Turns, chain: Chain, before: int) -> Assignment:
+def assign_by_turns(rank: RankRecord, turns: Turns, chain: Chain, before: int) -> Work:
     """Give each batch its work: what needs its input, up to its output. The others count `before`.
 
     The first stage needs the tokens that were sampled: it goes on when the broadcast that brings
@@ -184,10 +183,9 @@ def assign_by_turns(rank: RankRecord, turns: Turns, chain: Chain, before: int) -
             rows = np.flatnonzero(taken & (batch == number))
             arrived[number] = _stood_until(work.start_ns[rows], work.end_ns[rows], ends)
     taken &= work.start_ns >= arrived[batch]
-    nothing = np.full(len(work), UNKNOWN, dtype=np.int32)
-    return Assignment(
+    return replace(
+        work,
         kind=np.where(taken, PassKind.F, UNKNOWN).astype(np.int32),
-        stage=nothing,
         microbatch=np.where(taken, batch + before, UNKNOWN).astype(np.int32),
     )
 

@@ -77,6 +77,18 @@ class Work(Columns):
     """The process group of a collective, as the trace numbers them; -1 where nothing tells."""
     upload: Flags
     """Copied from the host: a batch, or what it is made of."""
+    step: I32
+    """In which the host issued it; -1 in none."""
+    kind: I32
+    """Of the pass that it is of, once that is told; -1 of none. So are stage and microbatch."""
+    stage: I32
+    microbatch: I32
+
+    @property
+    def in_pass(self) -> Flags:
+        """Tell which is of a pass."""
+        in_pass: Flags = self.kind >= 0
+        return in_pass
 
     def union(self, kept: Flags) -> Intervals:
         """Return when any of some pieces ran."""
@@ -102,6 +114,21 @@ class Messages(Columns):
     """False: its kernel was not recorded, unlike others; only the host's call is known."""
     waited_ns: I64
     """When the host let what it issues from then on wait for it; `NEVER_WAITED_NS` if not known."""
+    step: I32
+    """In which the host issued it; -1 in none."""
+
+    def rows(self, peer: int, *, is_send: bool, step: int | None = None) -> I64:
+        """Return the rows that go to a peer, or come from it; of one step, or of all."""
+        mine = (self.peer == peer) & (self.is_send == is_send)
+        return np.flatnonzero(mine if step is None else mine & (self.step == step))
+
+
+def of_no_pass(count: int) -> dict[str, I32]:
+    """Return the columns of work whose step and pass are still to be told."""
+    return {
+        name: np.full(count, UNKNOWN, dtype=np.int32)
+        for name in ("step", "kind", "stage", "microbatch")
+    }
 
 
 def find_work(trace: RankTrace) -> Work:
@@ -139,6 +166,7 @@ def find_work(trace: RankTrace) -> Work:
         collective=kernels.communication[kept][order],
         group=group[kept][order],
         upload=_names_that(trace, _UPLOAD)[kernels.name[kept]][order],
+        **of_no_pass(len(order)),
     )
 
 
@@ -208,6 +236,7 @@ def _cpu_work(trace: RankTrace) -> Work:
             (none, operators.group[carried], np.full(int(around.sum()), UNKNOWN, dtype=np.int32))
         )[order],
         upload=np.zeros(len(order), dtype=bool),
+        **of_no_pass(len(order)),
     )
 
 
@@ -267,6 +296,7 @@ def find_messages(trace: RankTrace) -> Messages:
         tag=operators.tag[rows],
         timed=carried | (not carried.any()),
         waited_ns=np.full(len(rows), NEVER_WAITED_NS),
+        step=np.full(len(rows), UNKNOWN, dtype=np.int32),
     )
     sizes, tensors = _sizes_ahead(trace)
     first, of = np.searchsorted(rows, sizes), np.searchsorted(rows, tensors)
@@ -391,15 +421,15 @@ def tell_waits(messages: Messages, work: Work, waits_ns: I64) -> Messages:
     return replace(messages, waited_ns=waited)
 
 
-def order_by_use(messages: Messages, step: I32) -> tuple[Messages, I32]:
-    """Return gloo's messages, and their steps, as their rank used them: receives when waited for.
+def order_by_use(messages: Messages) -> Messages:
+    """Return gloo's messages as their rank used them: receives when waited for.
 
     They may be posted long ahead, and nothing but their end shows the wait.
     """
     used = np.where(messages.is_send, messages.issued_ns, messages.end_ns)
     order = np.argsort(used, kind="stable")
-    ordered = replace(messages.where(order), issued_ns=used[order])
-    return ordered, np.maximum.accumulate(step[order])
+    step = np.maximum.accumulate(messages.step[order])
+    return replace(messages.where(order), issued_ns=used[order], step=step)
 
 
 def find_synchronisations(trace: RankTrace) -> Synchronisations:
@@ -465,17 +495,18 @@ def apparent_of(trace: RankTrace, work: Work) -> Intervals:
     return spans_of(trace.kernels, np.ones(len(trace.kernels), dtype=bool))
 
 
-def number_passes(step: I32, stage: I32, kind: I32, microbatch: I32) -> tuple[I64, I64]:
+def number_passes(work: Work) -> tuple[I64, I64]:
     """Return the passes as rows of (step, stage, kind, microbatch), and each piece's row.
 
     The four numbers are packed into one: sorting plain integers is ten times quicker than rows.
     """
-    columns = [column.astype(np.int64) for column in (step, stage, kind, microbatch)]
+    numbers = (work.step, work.stage, work.kind, work.microbatch)
+    columns = [column.astype(np.int64) for column in numbers]
     lowest = [int(column.min(initial=0)) for column in columns]
     widths = [
         int(column.max(initial=0)) - low + 1 for column, low in zip(columns, lowest, strict=True)
     ]
-    key = np.zeros(len(step), dtype=np.int64)
+    key = np.zeros(len(work), dtype=np.int64)
     for column, low, width in zip(columns, lowest, widths, strict=True):
         key = key * width + (column - low)
     packed, group = np.unique(key, return_inverse=True)

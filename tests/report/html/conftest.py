@@ -11,8 +11,8 @@ from support.traces.read_once import build_recording, read_recording
 from support.traces.recordings import H200
 
 from debubble.ledger.hop_health import account_for
-from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
+from debubble.report.html.reports import timeline_report
 from debubble.report.html.views import PipelineView
 from debubble.report.text import Page
 from debubble.timeline.figures import measure_pipeline
@@ -32,7 +32,7 @@ def recorded():
 def report_file(recorded, tmp_path_factory):
     """The report of that run, and of a second pipeline just like it."""
     twin = replace(recorded, figures=replace(recorded.figures, pipeline=1))
-    report = find_report([recorded, twin], Page(answer="Ranks wait."), "a run")
+    report = timeline_report("find", [recorded, twin], Page(answer="Ranks wait."), "a run")
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(report_markup(report), "utf-8")
     return path

@@ -12,16 +12,9 @@ from support.services.console import type_command
 from debubble.cli.options import place_for
 from debubble.errors import Code, Gap, UsageError
 from debubble.ledger.causes import Cause
-from debubble.report.html.measured import find_report
 from debubble.report.html.page import Report, report_markup
-from debubble.report.html.sections import (
-    Cell,
-    Pair,
-    matrix_markup,
-    pair_bars,
-    slowness_of,
-    table_markup,
-)
+from debubble.report.html.reports import timeline_report
+from debubble.report.html.sections import table_markup
 from debubble.report.text import Page, Table
 
 NASTY = "</script><script>alert(1)</script>\"'&<img src=x onerror=alert(1)>\x1b[31m"
@@ -38,9 +31,7 @@ def nasty():
         next_command=NASTY,
     )
     view = {"name": NASTY}
-    return report_markup(
-        Report(verb="find", run=NASTY, page=page, tiles=[(NASTY, NASTY)], views=[view])
-    )
+    return report_markup(Report(verb="find", run=NASTY, page=page, views=[view]))
 
 
 def test_no_name_becomes_markup(nasty):
@@ -63,7 +54,7 @@ def test_the_policy_allows_the_page_s_own_script_and_style_and_nothing_else(nast
 
 
 def test_the_page_names_no_address(recorded):
-    text = report_markup(find_report([recorded], Page(answer="x"), "x"))
+    text = report_markup(timeline_report("find", [recorded], Page(answer="x"), "x"))
     assert not re.findall(r"https?://|//[a-z]+\.|@import|url\((?!#)", text)
 
 
@@ -82,31 +73,14 @@ def test_a_file_is_replaced_only_by_force(tmp_path):
     ("command", "shown"),
     [
         ("find tests/data/h200/1f1b_p2_m4", "Measured, replayed, ideal"),
-        ("plan tests/data/h200/1f1b_p2_m4", "<h2>Options</h2>"),
         ("plan tests/data/h200/1f1b_p2_m4", "Now and planned"),
         ("compare tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4", "Before and after"),
-        ("links tests/data/h200/1f1b_p2_m4", 'class="matrix"'),
     ],
 )
 def test_each_verb_writes_its_report_and_says_where(command, shown, tmp_path):
     answer = type_command(f"debubble {command} --html out.html", tmp_path)
     assert "out.html written; open it in a browser" in answer.text
     assert shown in (tmp_path / "out.html").read_text("utf-8")
-
-
-def test_a_slow_hop_is_framed_and_says_so():
-    cells = {(0, 1): Cell(slowness=0.99, lines=("1 GB/s",), slow=True)}
-    text = matrix_markup([0, 1], cells)
-    assert text.count('class="s3 slow"') == text.count("<b>slow</b>") == 1
-    assert text.count("<td></td>") == 3
-
-
-def test_hops_that_are_alike_are_shaded_alike():
-    alike = slowness_of({(0, 1): 1.00, (1, 0): 1.01})
-    assert max(alike.values()) < 0.25
-    apart = slowness_of({(0, 1): 1.0, (1, 0): 4.0})
-    assert apart[0, 1] == 0
-    assert 0.99 < apart[1, 0] < 1
 
 
 def test_paths_break_behind_a_stroke_and_hops_do_not_break():
@@ -118,18 +92,12 @@ def test_paths_break_behind_a_stroke_and_hops_do_not_break():
     assert "0.5 a/b" in text
 
 
-def test_pairs_are_drawn_to_scale():
-    text = pair_bars([Pair(name="a", before=10, after=5, shown=("10", "5"))], "x")
-    before, after = (float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', text))
-    assert before == pytest.approx(2 * after)
-
-
 def page_of(words, folder):
     type_command(f"debubble {words} --html out.html", folder)
     return (folder / "out.html").read_text("utf-8")
 
 
-def test_find_says_what_to_do_first_and_what_each_cause_means(tmp_path):
+def test_find_names_the_first_cause_the_next_command_and_what_each_cause_means(tmp_path):
     text = page_of("find tests/data/h200/1f1b_p3_m7", tmp_path)
     assert "Stage 1 on rank 1 takes 1.2 times the average stage; balanced stages: saves" in text
     assert "<code>debubble plan tests/data/h200/1f1b_p3_m7</code>" in text
@@ -143,12 +111,3 @@ def test_plan_draws_the_planned_step_and_todays_only_beside_it(tmp_path):
     assert "<h2>Now and planned</h2>" in text
     assert "<h2>Timeline</h2>" not in text
     assert "ideal" not in text.split("<main>")[1].split("<script")[0]
-
-
-def test_compare_shows_causes_before_and_after(tmp_path):
-    pair = "tests/data/h200/1f1b_p2_m4 tests/data/h200/1f1b_p2_m4"
-    page = page_of(f"compare {pair}", tmp_path)
-    assert "; microbatches a second" in page
-    section = page.split("<h2>Where the time goes</h2>")[1]
-    assert "before, compute" in section.split("</section>")[0]
-    assert "after, compute" in section.split("</section>")[0]

@@ -12,8 +12,8 @@ from support.timelines.engine_runs import timeline_of
 from debubble.ledger.account import Wait
 from debubble.ledger.causes import CAUSES, Cause
 from debubble.ledger.ledger import build_ledger
-from debubble.report.html.measured import find_report
 from debubble.report.html.page import report_markup
+from debubble.report.html.reports import timeline_report
 from debubble.report.html.views import PipelineView, tick_for, views_of
 from debubble.report.text import Page
 from debubble.timeline.figures import measure_pipeline
@@ -55,7 +55,7 @@ def test_the_replay_has_the_measured_length_and_the_ideal_one_is_shorter(recorde
     for view, replays in zip(views_of(recorded)[0], recorded.ledger.replays, strict=True):
         replayed, ideal = view["replays"]
         assert replayed["length"] == replays.unchanged_ns
-        assert ideal["length"] == replays.without_ns["all"] < view["length"]
+        assert ideal["length"] == replays.without_ns["all",] < view["length"]
         assert opened(ideal["end"], "u4").max() == ideal["length"]
 
 
@@ -92,7 +92,7 @@ def large():
 
 def test_sixteen_ranks_and_sixty_four_microbatches_stay_far_below_six_megabytes(large):
     assert len(large.timeline.passes) == 16 * 64 * 3
-    text = report_markup(find_report([large], Page(answer="x"), "x"))
+    text = report_markup(timeline_report("find", [large], Page(answer="x"), "x"))
     assert len(text.encode()) < 1_000_000
 
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from debubble.analysis import Analysis, analyse_served
+from debubble.analysis import Analysis, analyse_found
 from debubble.annexes.watch.log import log
 from debubble.errors import Code, DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.ledger.hop_health import HopHealth
@@ -30,7 +30,7 @@ from debubble.report.text import print_page
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S
 
@@ -122,8 +122,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """The server's requests by bucket, where it counts them."""
     digests: DigestPlace | None = None
     """Where a digest of each rank is kept."""
-    in_flight: int | None = None
-    """Batches that the server is said to keep in flight."""
     written_s: float | None = None
     """When the last of its files was, where that is known."""
 
@@ -200,7 +198,7 @@ def analyse(task: Task) -> Outcome:
 
 
 def _analyse(task: Task) -> Outcome:
-    run = analyse_served(find_run(task.files), task.in_flight, Means(digests=task.digests))
+    run = analyse_found(find_run(task.files), means=Means(digests=task.digests))
     figures, measurement = run.pipeline, run.measurement
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")

@@ -20,7 +20,7 @@ from msgspec import Meta, Struct, ValidationError, convert, field
 
 from debubble.annexes import drift
 from debubble.errors import UsageError, WatchError
-from debubble.trace.digest.content import BESIDE
+from debubble.trace.digest import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import parse_period, parse_share
 
@@ -114,8 +114,6 @@ class Source(Table, frozen=True, kw_only=True):
     keep: Annotated[int, Meta(ge=0)] | None = None
     """How many raw captures are kept; None for all."""
     digests: DigestFolder | None = None
-    in_flight: _Count | None = None
-    """Batches that a server keeps in flight, where its captures leave that open."""
     server: Server | None = None
 
 

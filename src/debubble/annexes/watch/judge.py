@@ -110,7 +110,7 @@ class CauseShift(msgspec.Struct, frozen=True, kw_only=True):
     after_s: float
 
     def __str__(self) -> str:
-        word = next((cause.about.word for cause in Cause if cause == self.cause), self.cause)
+        word = next((cause.word for cause in Cause if cause == self.cause), self.cause)
         before, after = show_seconds(self.before_s), show_seconds(self.after_s)
         return f"{word} went from {before} to {after} of a batch"
 

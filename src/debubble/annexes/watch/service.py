@@ -301,7 +301,6 @@ class Service:
             files=ready.files,
             traffic=taken.traffic_at(at_s),
             digests=digest_place(source),
-            in_flight=source.in_flight,
             written_s=ready.newest_s,
         )
         worker = self._workers.get()

@@ -14,7 +14,7 @@ from debubble.annexes.watch.config import Source
 from debubble.annexes.watch.log import log
 from debubble.errors import DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
-from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
+from debubble.trace.digest import BESIDE, SUFFIX, DigestPlace
 from debubble.trace.format import OTHER, TraceFile, rank_from_name
 from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import named_like_a_trace
@@ -70,7 +70,7 @@ class Scanner:
         traces = [
             known
             for known in self._known.values()
-            if known is not None and not (known.head and known.named in entries)
+            if known is not None and not (known.digest_of and known.named in entries)
         ]
         now, since, ready = self._clock(), {}, []
         for capture in group_captures(traces):

@@ -85,12 +85,7 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
     """
     baseline = start.baseline
     found = [Idea(lever="schedule", change=Change())]
-    known = None if start.search is None else start.search.schedules
-    found += [
-        idea
-        for idea in schedule.ideas(start)
-        if isinstance(idea, Idea) and (known is None or idea.change.schedule in known)
-    ]
+    found += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
     split = None if start.partition is None else start.partition.split
     if split is not None:
         found += [
@@ -105,7 +100,6 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
             for idea in found
             if not splits_backward(baseline.what_if(idea.change).order)
         ]
-    found += [idea for idea in recompute.ideas(start) if idea.change.recompute_stages]
     timed: list[tuple[float, int, Idea]] = []
     for idea in found:
         if all_fit(headroom_after(baseline, idea.change)) is False:

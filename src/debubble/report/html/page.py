@@ -54,8 +54,6 @@ class Report:
     run: str
     """What the user typed for the run."""
     page: Page
-    tiles: list[tuple[str, str]] = field(default_factory=list)
-    """A figure, and what it is."""
     sections: list[str] = field(default_factory=list)
     views: list[View] = field(default_factory=list)
     boards: list[Board] = field(default_factory=list)
@@ -99,7 +97,6 @@ def report_markup(report: Report) -> str:
 <main>
 <h1>{_UNIT.sub(NO_BREAK, safe(page.answer))}</h1>
 {_findings(page)}
-{_tiles(report.tiles)}
 {"".join(report.sections)}
 {_warnings(page)}
 {_figures(page)}
@@ -111,14 +108,6 @@ def report_markup(report: Report) -> str:
 </body>
 </html>
 """
-
-
-def notebook_markup(page: Page) -> str:
-    """Write a page as a notebook shows it: sentences and tables, no script, no style of its own."""
-    return (
-        f"<div><p><b>{safe(page.answer)}</b></p>{_findings(page)}"
-        f"{''.join(map(table_markup, page.tables))}{_warnings(page)}</div>"
-    )
 
 
 def _data(report: Report) -> str:
@@ -171,14 +160,6 @@ def _findings(page: Page) -> str:
         return ""
     listed = "".join(f"<li>{safe(finding)}</li>" for finding in page.findings)
     return f'<ul class="findings">{listed}</ul>'
-
-
-def _tiles(tiles: Sequence[tuple[str, str]]) -> str:
-    shown = "".join(
-        f'<div class="tile"><b>{safe(figure)}</b><span>{safe(words)}</span></div>'
-        for figure, words in tiles
-    )
-    return f'<div class="tiles">{shown}</div>' if shown else ""
 
 
 def _warnings(page: Page) -> str:

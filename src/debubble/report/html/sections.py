@@ -1,4 +1,4 @@
-"""Text, parts of the page and figures in → markup and small charts as SVG, inside the page.
+"""Tables, shares and boards in → the sections of a page.
 
 Strangers' names are shown and never obeyed.
 """
@@ -6,22 +6,16 @@ Strangers' names are shown and never obeyed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from debubble.ledger.causes import Cause
-from debubble.ledger.savings import ALL, Saving
-from debubble.links.hop_times import Hop
-from debubble.report.answers.ledger import say_remedy
 from debubble.report.markup import rect, safe, svg, text
 from debubble.report.palette import KINDS, Look
-from debubble.report.text import WORDS, Table
-from debubble.units import show_duration, show_share
+from debubble.report.text import Table
+from debubble.units import show_share
 
 # As wide as a page; narrower windows shrink it.
-_WIDTH, _ROW, _BAR = 1240, 46, 18
-# Beyond these a list of causes beside a bar says too much.
-_NAMED_BESIDE = 3
+_WIDTH, _ROW, _BAR = 1240, 28, 18
 
 
 def say_cause(cause: str) -> str:
@@ -30,7 +24,7 @@ def say_cause(cause: str) -> str:
 
 
 def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
-    """Draw where time went: one bar a row, work first, the largest waits named below it."""
+    """Draw where time went: one bar a row, work first."""
     left = 70
     room = _WIDTH - left
     parts = []
@@ -43,135 +37,7 @@ def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
                 words = f"{name}, {say_cause(cause)}: {show_share(share)}"
                 parts.append(f"<g><title>{safe(words)}</title>{hatched(cause, x, y, width)}</g>")
                 x += width
-        parts.append(text(left, y + _BAR + 14, _largest(shares), "muted"))
     return svg(_WIDTH, len(rows) * _ROW + 6, "".join(parts), "Where the time went")
-
-
-def _largest(shares: dict[Cause, float]) -> str:
-    """Name the share of compute and of the largest waits."""
-    waits = sorted(
-        ((share, cause) for cause, share in shares.items() if cause is not Cause.COMPUTE),
-        reverse=True,
-    )
-    named = [
-        f"{say_cause(cause)} {show_share(share)}"
-        for share, cause in waits[:_NAMED_BESIDE]
-        if share >= 0.005
-    ]
-    return " · ".join([f"compute {show_share(shares[Cause.COMPUTE])}", *named])
-
-
-def saving_bars(savings: Sequence[Saving]) -> str:
-    """Draw what a batch would save without each cause; time in a cause is not time one gets."""
-    kept = [saving for saving in savings if saving.saved_ns > 0 and saving.cause != ALL]
-    if not kept:
-        return ""
-    beside = 140
-    most = max(saving.saved_ns for saving in kept)
-    parts = []
-    for row, saving in enumerate(kept):
-        y = row * _ROW + 4
-        width = max(1.5, saving.saved_ns / most * (_WIDTH - beside))
-        saved = f"{show_duration(saving.saved_ns)} ({show_share(saving.saved_fraction)})"
-        parts += [
-            text(0, y + 12, say_remedy(saving.cause)),
-            rect(0, y + 17, width, _BAR, "after"),
-            text(width + 8, y + 31, saved),
-        ]
-    return svg(_WIDTH, len(kept) * _ROW + 6, "".join(parts), "What a batch would save")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """One number before and after, and what is said of it."""
-
-    name: str
-    before: float | None
-    after: float | None
-    shown: tuple[str, str]
-    beside: str = ""
-    limit: float | None = None
-
-
-def pair_bars(
-    pairs: Sequence[Pair], label: str, names: tuple[str, str] = ("before", "after")
-) -> str:
-    """Draw numbers before and after, each pair on its own scale."""
-    left, right, high = 120, 170, 60
-    parts = []
-    for row, pair in enumerate(pairs):
-        y = row * high + 2
-        top = max(pair.before or 0.0, pair.after or 0.0)
-        # A limit far beyond the bars would flatten them: then it is only said.
-        near = pair.limit is not None and pair.limit < 3 * top
-        most = max(top, pair.limit or 0.0 if near else 0.0) or 1.0
-        room = _WIDTH - left - right
-        parts.append(text(left - 10, y + 26, pair.name, "strong", "end"))
-        for value, shown, style, name, at in (
-            (pair.before, pair.shown[0], "before", names[0], y + 4),
-            (pair.after, pair.shown[1], "after", names[1], y + 24),
-        ):
-            long = (value or 0.0) / most * room
-            parts += [
-                rect(left, at, long, 17, style),
-                text(left + long + 6, at + 13, f"{name} {shown}"),
-            ]
-        if near:
-            x = left + (pair.limit or 0.0) / most * room
-            parts.append(f'<path class="limit" d="M{x:.1f} {y}v46"/>')
-        if pair.beside:
-            parts.append(text(left, y + 54, pair.beside, "muted"))
-    return svg(_WIDTH, len(pairs) * high + 8, "".join(parts), label)
-
-
-_SHADES = 4
-# Beyond it a screen shows nothing but empty cells; the list of hops stands below all the same.
-MOST_RANKS = 24
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """What a hop does."""
-
-    slowness: float
-    """0 for the fastest of all, 1 for the slowest."""
-    lines: tuple[str, ...]
-    slow: bool = False
-
-
-def matrix_markup(ranks: Sequence[int], cells: Mapping[Hop, Cell]) -> str:
-    """Write the table; a slow hop is framed and says so."""
-    head = "".join(f'<th scope="col">to {rank}</th>' for rank in ranks)
-    rows = "".join(
-        f'<tr><th scope="row">from {here}</th>'
-        + "".join(_cell(cells.get((here, there))) for there in ranks)
-        + "</tr>"
-        for here in ranks
-    )
-    return (
-        f'<div class="scroll"><table class="matrix"><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _cell(cell: Cell | None) -> str:
-    if cell is None:
-        return "<td></td>"
-    shade = min(_SHADES - 1, int(cell.slowness * _SHADES))
-    lines = "".join(f"<span>{safe(line)}</span>" for line in cell.lines[1:])
-    slow = "<span><b>slow</b></span>" if cell.slow else ""
-    return (
-        f'<td class="s{shade}{" slow" if cell.slow else ""}"><b>{safe(cell.lines[0])}</b>'
-        f"{lines}{slow}</td>"
-    )
-
-
-def slowness_of(taken: Mapping[Hop, float]) -> dict[Hop, float]:
-    """Return where each hop stands between the fastest and the slowest; all 0 where alike."""
-    low, high = min(taken.values(), default=0.0), max(taken.values(), default=0.0)
-    # Within a tenth of each other hops are alike: shades would cry wolf.
-    spread = max(high - low, 0.1 * high, 1e-30)
-    return {hop: (value - low) / spread * 0.999 for hop, value in taken.items()}
 
 
 NO_BREAK_HYPHEN = "\u2011"
@@ -181,7 +47,8 @@ def table_markup(table: Table) -> str:
     """Write a table of the terminal's page."""
     caption = f"<caption>{safe(table.title)}</caption>" if table.title else ""
     # A figure stays on one line with its unit, and under the others of its column.
-    styles = ["" if column in WORDS else ' class="n"' for column in table.columns]
+    figures = table.figures
+    styles = [' class="n"' if index in figures else "" for index in range(len(table.columns))]
     head = "".join(
         f"<th{style}>{safe(column).replace('-', NO_BREAK_HYPHEN)}</th>"
         for column, style in zip(table.columns, styles, strict=True)
@@ -245,16 +112,6 @@ def _pass_swatch(name: str, look: Look) -> str:
         if look.stripe in striped
     ]
     return _swatch(rect(0, 0, 24, 14, f"c-{name}") + "".join(drawn))
-
-
-def advice_section(words: str, command: str) -> str:
-    """Write what to do first, and what to type for it."""
-    typed = f"<p><code>{safe(command)}</code></p>" if command else ""
-    return (
-        f'<section class="advice"><h2>What to do first</h2><p>{safe(words)}</p>{typed}</section>'
-        if words
-        else ""
-    )
 
 
 _ACTS = (

@@ -52,7 +52,7 @@ from debubble.timeline.steps import marks_steps, only_steps
 from debubble.timeline.transfers import rank_of
 from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
 from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run, unreadable
@@ -70,8 +70,6 @@ class Question:
     pipeline: int | None = None
     step: int | None = None
     statement: Statement | None = None
-    in_flight: int | None = None
-    """Of a server: how many batches it keeps in flight."""
 
 
 def measure_asked(
@@ -80,14 +78,7 @@ def measure_asked(
     """Measure pipelines one by one; the job's word tells an order that no known schedule has."""
     measured = []
     for pipeline in pipelines:
-        figures = measure_pipeline(
-            timeline, pipeline, question.step, question.statement, question.in_flight
-        )
-        if question.in_flight is not None and figures.kind != "stream":
-            raise UsageError(
-                "--in-flight-measured is only for servers, and this run has steps",
-                hint="leave it out",
-            )
+        figures = measure_pipeline(timeline, pipeline, question.step, question.statement)
         unknown = figures.schedule is None and figures.kind != "stream"
         if unknown and question.statement is None:
             said = ask_job(sidecars, figures).schedule
@@ -247,7 +238,6 @@ def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
             read.sources,
             read.run.sidecars,
             marked=read.marked,
-            in_flight=question.in_flight,
         )
         keeps = read.held or len(parts) == 1
         lost: list[Gap] = []
@@ -258,9 +248,7 @@ def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
             engine: Engine = HERE if keeps else WORKERS_HERE
             show = None if keeps else means.on_progress
             measured = []
-            with closing(
-                map_files(task, parts, engine, means.limits, show, ordered=True)
-            ) as outcomes:
+            with closing(map_files(task, parts, engine, means.limits, show)) as outcomes:
                 for part, outcome in outcomes:
                     if isinstance(outcome, TraceError):
                         lost.append(unreadable(outcome))
