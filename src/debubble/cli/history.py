@@ -162,8 +162,8 @@ def opened(url: str | None, *, read_only: bool = False) -> Iterator[Store]:
 
 
 @contextmanager
-def opened_if_any(url: str | None, *, read_only: bool = False) -> Iterator[Store | None]:
-    """Lend the store; None where nobody named one and its extra is missing, or none was kept."""
+def opened_if_any(url: str | None) -> Iterator[Store | None]:
+    """Lend the store to read; None where nobody named one and none was kept, nor could be."""
     try:
         from debubble.measure.store import user_file
     except MissingExtra:
@@ -171,10 +171,10 @@ def opened_if_any(url: str | None, *, read_only: bool = False) -> Iterator[Store
             raise
         yield None
         return
-    if url is None and read_only and not user_file().exists():
+    if url is None and not user_file().exists():
         yield None
         return
-    with opened(url, read_only=read_only) as store:
+    with opened(url, read_only=True) as store:
         yield store
 
 
@@ -182,7 +182,7 @@ def recall(name: str, stated: str | None) -> list[Measurement]:
     """Return what the history holds under a name; nothing where there is no history at all."""
     if os.path.lexists(name) or "://" in name:
         return []
-    with opened_if_any(stated, read_only=True) as store:
+    with opened_if_any(stated) as store:
         try:
             return [] if store is None else [record.measurement for record in store.named(name)]
         except RunNotFound:
@@ -192,7 +192,7 @@ def recall(name: str, stated: str | None) -> list[Measurement]:
 def recall_predictions(runs: Sequence[Measurement], stated: str | None) -> tuple[Prediction, ...]:
     """Return what the history holds of changes to runs; nothing where there is no history."""
     try:
-        with opened_if_any(stated, read_only=True) as store:
+        with opened_if_any(stated) as store:
             if store is None:
                 return ()
             return tuple(kept for run in runs for kept in store.predicted_of(run))
