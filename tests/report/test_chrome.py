@@ -19,6 +19,20 @@ from debubble.report.chrome import chrome_trace, write_chrome
 from debubble.timeline.build import build_timeline
 from debubble.trace.run import find_run, read_run
 
+NUMBER = (int, float)
+EVERY = {"ph": str, "name": str, "pid": int, "tid": int, "ts": NUMBER}
+# What the Trace Event Format asks of each phase that we use, and what it allows besides.
+REQUIRED = {
+    "M": EVERY | {"args": dict},
+    "X": EVERY | {"cat": str, "dur": NUMBER},
+    "C": EVERY | {"args": dict},
+    "s": EVERY | {"cat": str, "id": int},
+    "f": EVERY | {"cat": str, "id": int, "bp": str},
+}
+ALLOWED = {"X": {"args"}}
+METADATA = {"process_name", "process_sort_index", "process_labels", "thread_name"}
+METADATA |= {"thread_sort_index"}
+
 
 @pytest.fixture(scope="module", params=["recorded", "overlapping"])
 def timeline(request, tmp_path_factory):
@@ -37,6 +51,22 @@ def events(timeline):
 
 def slices(events, category):
     return [e for e in events if e["ph"] == "X" and e["cat"] == category]
+
+
+def test_every_event_keeps_to_the_trace_event_format(timeline):
+    document = json.loads(json.dumps(chrome_trace(timeline)), parse_constant=pytest.fail)
+    assert isinstance(document["traceEvents"], list)
+    assert document["displayTimeUnit"] in {"ms", "ns"}
+    for event in document["traceEvents"]:
+        required = REQUIRED[event["ph"]]
+        assert required.keys() <= event.keys() <= required.keys() | ALLOWED.get(event["ph"], set())
+        for name, kind in required.items():
+            assert isinstance(event[name], kind), (name, event)
+            assert not isinstance(event[name], bool)
+        if event["ph"] == "M":
+            assert event["name"] in METADATA
+        if event["ph"] == "C":
+            assert all(isinstance(value, NUMBER) for value in event["args"].values())
 
 
 def test_every_pass_is_there_in_microseconds_on_one_clock(timeline, events):

@@ -49,8 +49,9 @@ def hand_out(
 ) -> Generator[tuple[int, _Result | TraceError]]:
     """Yield the number of each file with what came of it.
 
-    Where a process dies, what was not done is read one by one, each in a process of its own, or by
-    who is left of somebody else's: so the file that kills is told from those that were beside it.
+    What was lost with a worker is read again in the end, one file after the other, and each in a
+    process of its own where the processes are ours: so the file that kills is told from those that
+    were beside it.
     """
     at_most = _AHEAD * (int(getattr(executor, "_max_workers", 0)) or os.cpu_count() or 1)
     waiting, lost = deque(range(len(files))), list[int]()
@@ -79,8 +80,8 @@ def hand_out(
                 file=files[number].file,
                 rank=files[number].rank,
             )
-            others = Pool(1) if isinstance(executor, Pool) else nullcontext(executor)
-            with others as alone, suppress(BrokenExecutor, CancelledError, WorkerLost):
+            own = Pool(1) if isinstance(executor, Pool) else nullcontext(executor)
+            with own as alone, suppress(BrokenExecutor, CancelledError, WorkerLost):
                 future = alone.submit(task, files[number], limits)
                 outcome = outcome_of(files[number], future.result)
             yield number, outcome

@@ -107,22 +107,6 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     sentence: str
     warnings: list[AnswerWarning]
 
-    def tables(self) -> dict[str, list[dict[str, object]]]:
-        """Return the tables of the answer: what each number did comes first."""
-        rows: list[dict[str, object]] = [
-            {
-                "number": name,
-                "before": delta.before.median if delta.before else None,
-                "after": delta.after.median if delta.after else None,
-                "change": delta.change,
-                "low": delta.ci[0] if delta.ci else None,
-                "high": delta.ci[1] if delta.ci else None,
-                "p": delta.p,
-            }
-            for name, delta in self.delta.items()
-        ]
-        return {"delta": rows} | super().tables()
-
 
 def answer_compare(
     comparison: Comparison, gaps: Sequence[Gap] = (), causes: Sequence[CauseChange] = ()

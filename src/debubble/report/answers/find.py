@@ -242,17 +242,6 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     verdict: str
     warnings: list[AnswerWarning]
 
-    def tables(self) -> dict[str, list[dict[str, object]]]:
-        """Return the tables of the answer: numbers and the ledger by rank are tables, too."""
-        tables = super().tables()
-        numbers = msgspec.to_builtins(self.numbers)
-        numbers["peak_memory_bytes"] = max(filter(None, numbers["peak_memory_bytes"]), default=None)
-        ledger = [
-            {"rank": rank.rank, **rank.shares}
-            for rank in (self.ledger.ranks if self.ledger else ())
-        ]
-        return {"numbers": [numbers], "ledger": ledger} | tables
-
 
 def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     """Say what the bubble is, why, and whose it is; and what is saved is worth, by a tariff."""
