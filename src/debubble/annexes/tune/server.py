@@ -32,7 +32,7 @@ from debubble.annexes.tune.trial import (
     run_guarded,
     say_failure,
 )
-from debubble.capture.fetch import NoAnswer, Request, fetch
+from debubble.capture.fetch import NoAnswer, fetch
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import DebubbleError, TuneError
@@ -86,7 +86,7 @@ class Server:
         """Tell whether it is ready to serve."""
         for route in ("health", "v1/models"):
             try:
-                reply = fetch(Request(url=f"{self.url.rstrip('/')}/{route}"))
+                reply = fetch(f"{self.url.rstrip('/')}/{route}")
             except NoAnswer:
                 return False
             if reply.status != 404:
