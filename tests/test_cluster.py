@@ -143,17 +143,6 @@ def test_workers_with_another_version_or_none_are_refused(tmp_path):
             outcomes(worker_tasks.name_of, files, empty)
 
 
-def test_a_cluster_whose_workers_are_all_gone_is_given_up(tmp_path):
-    files = write_orders(tmp_path, ["0", "held1", "held2"])
-    with started_cluster(1) as small:
-        engine = DaskEngine(address=small.address, without_workers_s=0.1)
-        found = map_files(worker_tasks.hold_the_first_time, files, engine, DEFAULT_LIMITS)
-        next(found)
-        small.processes[1].kill()
-        with pytest.raises(EngineError, match="no worker is left"):
-            list(found)
-
-
 def test_a_scheduler_that_goes_away_is_named(tmp_path):
     files = write_orders(tmp_path, ["0", "held1", "held2"])
     with started_cluster(1) as small:

@@ -1,4 +1,4 @@
-"""Pages and pictures of link tests: every log and every hop is in them, with its figures."""
+"""Pages of link tests: every log and every hop is in them, with its figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from debubble.links.live import HopTestResult, LiveHop, RankSite, Rung, times_of
 from debubble.links.logs.hops import hops_in
 from debubble.links.logs.read import read_log
 from debubble.report.answers.link_tests import answer_live, answer_logs
-from debubble.report.link_tests import live_page, logs_page
+from debubble.report.links import live_page, logs_page
 
 OWN = Path(__file__).parents[1] / "data" / "links"
 LOGS = {
@@ -81,7 +81,7 @@ def measured(*hops):
 @pytest.mark.parametrize("kind", LOGS)
 def test_each_kind_of_log_is_listed_under_its_file(kind):
     log = read_log(LOGS[kind], f"{kind}.txt")
-    page = logs_page([log], (), (), "")
+    page = logs_page(answer_logs([log], (), ()))
     [table] = page.tables
     assert f"{kind}.txt" in table.title
     assert CELLS[kind] in table.rows
@@ -92,11 +92,12 @@ def test_each_kind_of_log_is_listed_under_its_file(kind):
 def test_a_test_of_two_ranks_is_told_of_both_directions():
     log = read_log((OWN / "sendrecv_2ranks.txt").read_text("utf-8"), "log")
     pairs = hops_in([log], classes={}, history={})
-    page, data = logs_page([log], pairs, (), "next"), answer_logs([log], pairs, ()).to_dict()
+    answer = answer_logs([log], pairs, ())
+    page, data = logs_page(answer), answer.to_dict()
     assert page.answer.startswith("Hop 0 ↔ 1: ")
     assert [(each["from_rank"], each["to_rank"]) for each in data["hops"]] == [(0, 1), (1, 0)]
     assert data["verdict"] == page.answer
-    assert page.tables[0].rows[0][0] == "0 ↔ 1"
+    assert [row[0] for row in page.tables[0].rows] == ["0 → 1", "1 → 0"]
 
 
 def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
@@ -105,7 +106,7 @@ def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
         hop(1, 0, Verdict.SLOW, ill="rank 1"),
         hop(1, 2),
     ]
-    page = live_page(measured(*hops), hops, (), "")
+    page = live_page(answer_live(measured(*hops), hops, ()))
     assert page.answer.startswith("Hop 0 → 1 takes 4.0 times")
     assert page.answer.endswith("the link between them is slow, and 1 more hop.")
     [second] = page.findings
@@ -125,12 +126,12 @@ def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
 )
 def test_the_answer_counts_what_is_healthy_and_what_is_unknown(verdicts, said):
     hops = [hop(rank, rank + 1, verdict) for rank, verdict in enumerate(verdicts)]
-    assert live_page(measured(*hops), hops, (), "").answer == said
+    assert live_page(answer_live(measured(*hops), hops, ())).answer == said
 
 
 def test_a_hop_that_was_not_measured_both_ways_has_a_dash_and_a_null():
     hops = [hop(0, 1, both=False)]
-    row = live_page(measured(*hops), hops, (), "").tables[0].rows[0]
-    assert row[1:5] == ("977 KiB", "1.00 ms", "1.00 GB/s", "–")
+    row = live_page(answer_live(measured(*hops), hops, ())).tables[0].rows[0]
+    assert row[1:4] == ("977 KiB", "1.00 ms", "1.00 GB/s")
     data = answer_live(measured(*hops), hops, ()).to_dict()["hops"][0]
     assert (data["both_ways_bytes_per_s"], data["ladder"][0]["both_ways_s"]) == (None, None)

@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
-import numpy as np
 import pytest
 from support.services.console import REPOSITORY, type_command
 from support.timelines.by_hand import a_timeline
@@ -20,7 +19,6 @@ from debubble.ledger.hop_health import account_for
 from debubble.report.frame import frame_step
 from debubble.report.palette import KINDS
 from debubble.report.svg import draw_svg
-from debubble.simulate.communication import Communication
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
 
@@ -92,7 +90,7 @@ def test_every_cause_that_was_seen_has_its_hatch_and_its_word(recorded):
     patterns = {pattern.get("id") for pattern in picture.iter(f"{SVG}pattern")}
     seen = {wait.cause for wait in recorded.waits}
     assert patterns == {f"h-{cause}" for cause in seen}
-    assert {cause.about.word for cause in seen} < set(texts(picture))
+    assert {cause.word for cause in seen} < set(texts(picture))
 
 
 def test_the_answer_is_its_title_for_eyes_and_for_screen_readers(recorded):
@@ -143,28 +141,6 @@ def test_passes_of_another_step_are_pale_and_the_legend_says_so():
     assert (
         texts(picture, "muted")[-1] == "numbers: microbatches; pale: another step; blank: no pass"
     )
-
-
-def with_all_waits_cut(frame):
-    """The same with twice as many waits, of all causes by turns, so that few can be joined."""
-    random = np.random.default_rng(7)
-    waits = []
-    for one in frame.waits:
-        cut = int(random.integers(one.start_ns, one.end_ns + 1))
-        cause = list(Cause)[random.integers(2, len(Cause))]
-        waits += [replace(one, end_ns=cut), replace(one, start_ns=cut, cause=cause)]
-    return replace(frame, waits=tuple(waits))
-
-
-def test_sixteen_ranks_with_64_microbatches_are_less_than_300_kb():
-    how = {"communication": Communication.FUSED, "one_way": MS // 5}
-    frame = with_all_waits_cut(framed(timeline_of("zb-h1", 16, 64, **how)))
-    assert len(frame.passes) == 16 * 64 * 3
-    assert len(frame.waits) > 3_000
-    text = draw_svg(frame, "Ranks wait.")
-    numbers = texts(ET.fromstring(text), "n")  # noqa: S314 (we wrote it)
-    assert len(numbers) == len(frame.passes) + 3
-    assert len(text.encode()) < 300_000
 
 
 def test_thousands_of_passes_that_nobody_could_tell_apart_are_drawn_as_one():

@@ -16,12 +16,12 @@ from debubble.cli.options import (
     input_option,
     limit_option,
     output_option,
-    output_options,
+    plain_output_options,
     print_answer,
     question_option,
 )
 from debubble.errors import UsageError
-from debubble.report.inspect import capture_json, capture_page, server_json, server_page
+from debubble.report.inspect import folders_json, folders_page, server_json, server_page
 
 # Long enough for a few hundred decode steps, short enough for the file to be read.
 _SERVER_SECONDS = 2.0
@@ -67,7 +67,18 @@ _SERVER_SECONDS = 2.0
     type=click.FloatRange(min=0, min_open=True),
     help=f"Seconds to profile a server.  [default: {_SERVER_SECONDS:g}]",
 )
+<<<<<<< HEAD
 @output_options
+=======
+@question_option(
+    "--around",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Time to note a server's own metrics before and after; "
+    f"{_AROUND_SECONDS:g} unless you say so, 0 for not at all.",
+)
+@plain_output_options
+>>>>>>> main
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
@@ -113,6 +124,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         out=out,
         keep=keep,
     )
+<<<<<<< HEAD
     captures = run_around(
         command_words,
         settings,
@@ -122,3 +134,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     )
     page = capture_page(captures, next_command)
     print_answer(page, capture_json(captures), manners)
+=======
+    captures = capture_command(command_words, settings, output_to_stderr=bool(manners.as_json))
+    page = folders_page("capture", captures, next_command)
+    print_answer(page, folders_json("capture", captures), manners)
+>>>>>>> main

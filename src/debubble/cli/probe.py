@@ -20,8 +20,8 @@ from debubble.cli.options import (
     input_option,
     memory_limit_option,
     output_option,
-    output_options,
     place_for,
+    plain_output_options,
     print_answer,
     progress,
     question_option,
@@ -93,7 +93,7 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
     "--tables", metavar="FOLDER", help="Folder for tables of a step of each size, for `plan`."
 )
 @force_option
-@output_options
+@plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     model: str,
@@ -153,7 +153,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         files = _write_tables(pipelines, replace(usual, split=split), Path(tables), force=force)
         written += files
         layers = ",".join(map(str, split))
-        following = f"debubble plan {files[-1]} --also {files[0]} --layers {layers}"
+        following = f"debubble plan {files[-1]} --layers {layers}"
     with progress("simulating", manners):
         answer = pipelines.answer(ranks, counts, written)
     print_answer(probe_page(answer, manners.hint(following)), answer, manners)

@@ -31,7 +31,6 @@ from debubble.links.hop_times import (
 )
 from debubble.links.wiring import Wiring
 from debubble.simulate.costs.wire_pools import Slower, SlowHop
-from debubble.simulate.lengths import hop_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline, surely_share
 from debubble.timeline.steps import only_steps
@@ -95,7 +94,7 @@ class Alike:
     hops: int
     bytes_per_s: float | None
     """In the middle of them; None where no message shows it."""
-    of_wires: dict[str, float]
+    share_of: dict[str, float]
     """The share of what wires carry that such devices may have, by the name of the wire; empty
     where messages are too small to tell."""
     message_bytes: int
@@ -262,7 +261,7 @@ def _alike(hops: Sequence[HopHealth], figures: PipelineFigures) -> Alike | None:
     shares = {}
     if rate is not None and longest >= _TELLS_BYTES:
         shares = {name: rate / line for name, line in wires.items()}
-    return Alike(hops=len(judged), bytes_per_s=rate, of_wires=shares, message_bytes=longest)
+    return Alike(hops=len(judged), bytes_per_s=rate, share_of=shares, message_bytes=longest)
 
 
 def _wires(figures: PipelineFigures, wiring: Wiring) -> dict[Hop, str]:
@@ -290,19 +289,15 @@ def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | 
     number = _number(ledger, hop)
     found = []
     for exchanged in (False, True):
-        rows = [
-            (hop_of(remedies.step.program) == number) & (remedies.step.fused == exchanged)
+        took = [
+            getattr(remedies.expected, name).times[
+                (remedies.expected.hop == number) & (remedies.step.fused == exchanged)
+            ]
+            for name in ("wire", "drain", "sending")
             for remedies in ledger.remedies
         ]
-        columns = [
-            np.concatenate(
-                [
-                    getattr(remedies.expected, name)[mine]
-                    for remedies, mine in zip(ledger.remedies, rows, strict=True)
-                ]
-            )
-            for name in ("wire_times", "drain_times", "sending_times")
-        ]
+        count = len(ledger.remedies)
+        columns = [np.concatenate(took[each : each + count]) for each in range(0, 3 * count, count)]
         found.append(
             Slower(*(float(np.median(column)) for column in columns)) if len(columns[0]) else alike
         )

@@ -34,7 +34,7 @@ def test_an_unknown_name_is_refused_with_the_list():
     assert caught.value.hint == f"one of {', '.join(EMITTERS)}"
 
 
-@pytest.mark.parametrize("framework", sorted(set(EMITTERS) - {"csv", "csv@messages"}))
+@pytest.mark.parametrize("framework", sorted(set(EMITTERS) - {"csv"}))
 def test_a_split_can_be_written_everywhere_and_says_what_it_assumes(framework):
     serves = framework in {"vllm", "sglang", "tensorrt-llm"}
     run = replace(RUN, schedule="forward-only") if serves else RUN

@@ -29,11 +29,10 @@ PARTS = [
     {"schedule": "interleaved-1f1b", "chunks": 3, "split": (1, 2, 3) * 4},
     {"overlap": True},
     {"overlap": False},
-    {"defer_receives": True},
     {"recompute": True},
 ]
 # An order knows passes by their numbers: how large a microbatch is, is no part of it.
-NO_SIZES = {"csv", "csv@messages"}
+NO_SIZES = {"csv"}
 
 
 def changes():

@@ -8,7 +8,7 @@ from typing import Any
 from debubble.errors import LogError
 from debubble.links.logs import nccl_tests, nvbandwidth, nvidia_smi, prometheus, recorders
 from debubble.links.logs.log import Log
-from debubble.trace.source import DEFAULT_LIMITS, Limits, Source
+from debubble.trace.source import DEFAULT_LIMITS, Source
 
 # The largest log that we have seen is 20 KB; traces are a thousand times as large.
 _MOST_BYTES = 16 * 1024**2
@@ -27,9 +27,9 @@ _READERS = (
 )
 
 
-def read_text(file: str, limits: Limits = DEFAULT_LIMITS) -> str:
+def read_text(file: str) -> str:
     """Return a file's text."""
-    prefix = Source(file, limits).prefix(_MOST_BYTES + 1)
+    prefix = Source(file, DEFAULT_LIMITS).prefix(_MOST_BYTES + 1)
     if len(prefix) > _MOST_BYTES:
         raise LogError("larger than any log", hint=f"logs are of {_KNOWN}", file=file)
     return prefix.decode("utf-8", errors="replace")

@@ -37,7 +37,6 @@ class _Entry(msgspec.Struct):
     duration_ms: float | None = None
     input_sizes: list[list[int]] = []
     input_dtypes: list[str] = []
-    is_p2p: bool = False
     process_group: list[str] = []
 
 
@@ -61,14 +60,12 @@ class _Peer(msgspec.Struct):
     p2p_msg_size_bytes: int
     p2p_exec_time_us: float
     p2p_peer: int = -1
-    p2p_timing_source: str = ""
 
 
 class _Header(msgspec.Struct):
     """Whose line it is."""
 
     rank: int = -1
-    n_ranks: int = 0
 
 
 class _Line(msgspec.Struct):

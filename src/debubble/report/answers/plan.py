@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -21,7 +21,6 @@ from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.plan import Plan
-from debubble.plan.request import Planned
 from debubble.plan.split import ends_in_layers
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.report.answers.change import (
@@ -37,15 +36,6 @@ from debubble.report.answers.change import (
     peak_bytes,
     say_gain,
     say_order,
-)
-from debubble.report.answers.context_length import (
-    CachePart,
-    LengthPart,
-    PlanNumbers,
-    answer_cache,
-    answer_length,
-    say_cache,
-    say_length,
 )
 from debubble.report.answers.ledger import answer_bottleneck, say_cause
 from debubble.report.answers.links import HopPart, hop_parts
@@ -64,26 +54,29 @@ SCHEMA = "debubble.plan/1"
 _PART = 0.2
 
 
+class PlanNumbers(Part, frozen=True, kw_only=True):
+    """What a batch takes, of the run as it is or after a change."""
+
+    bubble_fraction: float
+    batch_latency_s: Annotated[float, "window_ns"]
+    peak_memory_bytes: Annotated[list[int | None] | None, "headroom.peak_bytes"]
+    microbatches_per_s: float
+    """Counted in microbatches of the measured size."""
+
+
 class BaselinePart(Part, frozen=True, kw_only=True):
     """The run as it is."""
 
-    paths: ClassVar = {
-        "split": "source.split",
-        "microbatches": "source.microbatches",
-        "limit_bytes": "limits",
-        "per_microbatch_bytes": "ranks.memory.per_microbatch_bytes",
-    }
-
     schedule: str
-    split: list[int] | None
+    split: Annotated[list[int] | None, "source.split"]
     numbers: PlanNumbers
     framework: str | None
-    microbatches: int
-    limit_bytes: list[int | None]
+    microbatches: Annotated[int, "source.microbatches"]
+    limit_bytes: Annotated[list[int | None], "limits"]
     predicted_peak_bytes: list[int] | None
     """What the model of memory gives for the run as it is; null where there is none."""
     headroom_bytes: list[int | None] | None
-    per_microbatch_bytes: list[int | None]
+    per_microbatch_bytes: Annotated[list[int | None], "ranks.memory.per_microbatch_bytes"]
     """Memory of a microbatch in flight, by rank."""
     embedding_layers: float | None
     """Work of the embedding, in layers; null where it is unknown."""
@@ -95,34 +88,24 @@ class BaselinePart(Part, frozen=True, kw_only=True):
 class LinkRepair(Part, frozen=True, kw_only=True):
     """What is known of a slow hop."""
 
-    paths: ClassVar = {"replay_saved_s": "replayed_ns"}
-
     times_expected: float
-    replay_saved_s: float | None
+    replay_saved_s: Annotated[float | None, "replayed_ns"]
 
 
 class OptionPart(Part, frozen=True, kw_only=True):
     """One thing to do."""
 
-    paths: ClassVar = {
-        "numbers": ".",
-        "interval": ".",
-        "headroom_bytes": "headroom.bytes",
-        "latency_gain_fraction": "latency_gain",
-        "throughput_gain_fraction": "throughput_gain",
-    }
-
     lever: str
     change: ChangePart
     words: str
-    numbers: PlanNumbers
-    interval: IntervalPart
+    numbers: Annotated[PlanNumbers, "."]
+    interval: Annotated[IntervalPart, "."]
     fits_memory: bool | None
-    headroom_bytes: list[int | None] | None
+    headroom_bytes: Annotated[list[int | None] | None, "headroom.bytes"]
     by_replay: bool
     """Predicted by replaying the measured steps; else simulated."""
-    latency_gain_fraction: float
-    throughput_gain_fraction: float
+    latency_gain_fraction: Annotated[float, "latency_gain"]
+    throughput_gain_fraction: Annotated[float, "throughput_gain"]
     worth: Worth | None
     """What it saves per day, for the same work; null where no GPU is known."""
     changes_training: bool
@@ -184,8 +167,6 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     lower_bound_s: float | None
     quickest_split: SplitPart | None
     overlap: OverlapPart | None
-    context_length: LengthPart | None
-    kv_cache: CachePart | None
     order: OrderPart | None
     emitted: Emitted | None
     tellable_framework: str | None
@@ -204,10 +185,9 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
         ]
 
 
-def answer_plan(  # noqa: PLR0913 (two runs, a plan, and what to write of it)
+def answer_plan(  # noqa: PLR0913 (a run, its plan, and what to write of it)
     analysis: Analysis,
-    planned: Planned,
-    also: Analysis | None = None,
+    plan: Plan,
     *,
     frameworks: Sequence[str] = tuple(EMITTERS),
     emit_for: str | None = None,
@@ -219,14 +199,14 @@ def answer_plan(  # noqa: PLR0913 (two runs, a plan, and what to write of it)
     Every option is written for each of `frameworks`, the best one alone for `emit_for`. Where what
     is written needs an order of passes as CSV, it calls it `order_file`.
     """
-    baseline, bottleneck = planned.plan.baseline, answer_bottleneck(analysis.bottleneck)
+    bottleneck = answer_bottleneck(analysis.bottleneck)
     # What no setting cures comes before all that one could set.
     ill = [named for named in analysis.causes[:1] if named.cause in {Cause.WORKER, Cause.DATA}]
     uncured = say_cause(analysis.ledger, ill[0]) if analysis.ledger and ill else None
     answer = answer_of_plan(
-        planned,
+        plan,
         bottleneck=bottleneck.sentence if bottleneck else uncured,
-        without_profiler=answer_profiler(analysis) if planned.stated.latency_ns is None else None,
+        without_profiler=answer_profiler(analysis),
         frameworks=frameworks,
         emit_for=emit_for,
         order_file=order_file,
@@ -235,7 +215,7 @@ def answer_plan(  # noqa: PLR0913 (two runs, a plan, and what to write of it)
     return msgspec.structs.replace(
         answer,
         hops=hop_parts(analysis),
-        warnings=list_warnings(analysis.warnings_with(also, baseline)),
+        warnings=list_warnings(analysis.warnings_with(plan.baseline)),
     )
 
 
@@ -257,7 +237,7 @@ def predictions_of(plan: PlanAnswer) -> tuple[Prediction, ...]:
 
 
 def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
-    planned: Planned,
+    plan: Plan,
     *,
     bottleneck: str | None = None,
     without_profiler: ProfilerPart | None = None,
@@ -267,15 +247,10 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     rates: Rates | None = None,
 ) -> PlanAnswer:
     """Put a plan into words and data, without what its run tells besides."""
-    plan, tokens, length = planned.plan, planned.tokens, planned.length
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
     now = headroom_after(base, Change())
     ends = ends_in_layers(base) if base.source.split else (None, None)
     findings = _findings(plan, first=None if bottleneck else plan.first, uncured=bool(bottleneck))
-    if length is not None:
-        findings += say_length(plan, length, tokens)
-    if plan.cache is not None:
-        findings.append(say_cache(plan, plan.cache))
     rate = base.source.microbatches * NS_PER_S / (base.window_ns + base.outside_ns)
     return PlanAnswer(
         basis=base.basis,
@@ -302,8 +277,6 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         lower_bound_s=partition.lower_bound_s if partition else None,
         quickest_split=SplitPart.of(partition) if partition else None,
         overlap=OverlapPart.of(overlap) if overlap else None,
-        context_length=answer_length(plan, length, tokens) if length else None,
-        kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
         order=answer_order(plan, plan.ordered) if plan.ordered else None,
         emitted=emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=framework_to_tell(plan),
