@@ -67,18 +67,7 @@ _SERVER_SECONDS = 2.0
     type=click.FloatRange(min=0, min_open=True),
     help=f"Seconds to profile a server.  [default: {_SERVER_SECONDS:g}]",
 )
-<<<<<<< HEAD
-@output_options
-=======
-@question_option(
-    "--around",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Time to note a server's own metrics before and after; "
-    f"{_AROUND_SECONDS:g} unless you say so, 0 for not at all.",
-)
 @plain_output_options
->>>>>>> main
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
@@ -124,7 +113,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         out=out,
         keep=keep,
     )
-<<<<<<< HEAD
     captures = run_around(
         command_words,
         settings,
@@ -132,10 +120,5 @@ def command(  # noqa: PLR0913 (one argument a flag)
         " run longer, or lower --wait and --steps; other loops call debubble.step() themselves",
         output_to_stderr=bool(manners.as_json),
     )
-    page = capture_page(captures, next_command)
-    print_answer(page, capture_json(captures), manners)
-=======
-    captures = capture_command(command_words, settings, output_to_stderr=bool(manners.as_json))
     page = folders_page("capture", captures, next_command)
     print_answer(page, folders_json("capture", captures), manners)
->>>>>>> main

@@ -18,14 +18,8 @@ from debubble.cli.options import (
     print_answer,
     question_option,
 )
-<<<<<<< HEAD
 from debubble.errors import UsageError
-from debubble.report.inspect import meter_json, meter_page
-=======
-from debubble.errors import CaptureError, UsageError
 from debubble.report.inspect import folders_json, folders_page
-from debubble.units import parse_period
->>>>>>> main
 
 
 @click.command(
@@ -50,23 +44,7 @@ from debubble.units import parse_period
     "--segment", type=int, default=USUAL.segment, show_default=True, help="Steps per table."
 )
 @question_option("--no-on-drift", is_flag=True, help="No captures of ranks that get slower.")
-<<<<<<< HEAD
-@output_options
-=======
-@limit_option(
-    "--captures", type=int, default=USUAL.captures, show_default=True, help="Captures to keep."
-)
-@limit_option(
-    "--every",
-    "every_s",
-    type=parse_period,
-    default=f"{USUAL.every_s:g}s",
-    show_default=True,
-    metavar="PERIOD",
-    help="Shortest time between two captures.",
-)
 @plain_output_options
->>>>>>> main
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],
@@ -87,29 +65,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         "debubble.meter() themselves",
         output_to_stderr=bool(manners.as_json),
     )
-<<<<<<< HEAD
     next_command = manners.hint(f"debubble find {shlex.quote(str(segments[-1]))}")
-    print_answer(meter_page(segments, next_command), meter_json(segments), manners)
-=======
-    environment = environment_for(settings, os.environ)
-    prepare_out(out)
-    earlier = set(list_segments(out))
-    code = run_command(command_words, environment, output_to_stderr=bool(manners.as_json))
-    segments = tuple(segment for segment in list_segments(out) if segment not in earlier)
-    if code:
-        raise CaptureError(
-            f"the command ended with {say_end(code)}",
-            hint=f"what was metered before is in {out}" if segments else "its own output says why",
-        )
-    if not segments:
-        raise CaptureError(
-            "the command ran to its end and nothing was metered",
-            hint="it takes a pipeline schedule of torch, Megatron or DeepSpeed; other loops call "
-            "debubble.meter() themselves",
-        )
-    newest = segments[-1]
-    next_command = manners.hint(f"debubble find {shlex.quote(str(newest))}")
     print_answer(
         folders_page("meter", segments, next_command), folders_json("meter", segments), manners
     )
->>>>>>> main

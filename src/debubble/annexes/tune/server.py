@@ -19,32 +19,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from debubble.analysis import Analysis
-<<<<<<< HEAD
-from debubble.annexes.tune.journal import Expectation, Run
-from debubble.annexes.tune.loop import Budget, Next
-from debubble.annexes.tune.prospects import Prospect, Prospects, Scope, Standing, is_open
-from debubble.annexes.tune.setting import Setting, fill_words
-from debubble.annexes.tune.trial import (
-    LOG,
-    Bench,
-    Kind,
-    Outcome,
-    ProcessEnd,
-    guarded,
-    read_capture,
-    run_guarded,
-    say_failure,
-)
-from debubble.capture.fetch import NoAnswer, fetch
-=======
 from debubble.annexes.tune.job import read_capture
 from debubble.annexes.tune.journal import LOG, Expectation, Kind, Outcome, Run
 from debubble.annexes.tune.process import guarded, run_guarded, say_failure
 from debubble.annexes.tune.setting import TRACES, Setting, fill_words
 from debubble.annexes.tune.standing import Candidate, Candidates, Standing
 from debubble.annexes.tune.task import Limits, Server, Task
-from debubble.capture.fetch import NoAnswer, Request, fetch
->>>>>>> main
+from debubble.capture.fetch import NoAnswer, fetch
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import DebubbleError, TuneError
@@ -76,46 +57,16 @@ _SOME_WAIT = 0.5
 _MOST_A_STAGE = 4
 
 
-<<<<<<< HEAD
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Where the server answers, what puts it under a load, and which engine it is."""
-
-    url: str
-    load: tuple[str, ...]
-    """Words of the load's command: {url} is the address, {out} a folder for its result."""
-    kind: str | None = None
-    """vllm or sglang, by which it is captured; None where it is not."""
-
-    def __str__(self) -> str:
-        return f"{self.url}: {' '.join(self.load)}"
-
-    def load_words(self, out: Path) -> tuple[str, ...]:
-        """Return the load's command, with its result to be written into a folder."""
-        return fill_words(self.load, {"url": self.url.rstrip("/"), "out": str(out.resolve())})
-
-    def answers(self) -> bool:
-        """Tell whether it is ready to serve."""
-        for route in ("health", "v1/models"):
-            try:
-                reply = fetch(f"{self.url.rstrip('/')}/{route}")
-            except NoAnswer:
-                return False
-            if reply.status != 404:
-                return reply.ok
-        return False
-=======
 def answers(server: Server) -> bool:
     """Tell whether a server is ready to serve."""
     for route in ("health", "v1/models"):
         try:
-            reply = fetch(Request(url=f"{server.url.rstrip('/')}/{route}"))
+            reply = fetch(f"{server.url.rstrip('/')}/{route}")
         except NoAnswer:
             return False
         if reply.status != 404:
             return reply.ok
     return False
->>>>>>> main
 
 
 def _await(server: Server, guard: subprocess.Popen[bytes], until_s: float) -> Kind:
