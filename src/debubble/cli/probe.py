@@ -138,8 +138,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
     limit = probe.device_bytes if limit_bytes is None else limit_bytes
     pipelines = Pipelines(probe=probe, wire=wire, optimizer_bytes=optimizer, limit_bytes=limit)
     following = f"debubble probe {shlex.quote(file)} --stages {stages} --table step.csv"
-    if table is not None:
-        place = place_for(table, force=force)
+    place = place_for(table, force=force)
+    if place is not None:
         step = pipelines.simulate(
             Setting(
                 stages=ranks[0],
