@@ -93,7 +93,6 @@ from debubble.timeline.steps import (
     infer_steps,
     leading,
     marks_steps,
-    numbered,
     record_rank,
     whole_run,
 )
@@ -369,7 +368,7 @@ def build_part(
         return None
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
-    gaps = _beside_marks(ranks, chains) if marked else []
+    gaps: list[Gap] = []
     inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
     in_steps = marked or inferred is not None
     ranks = inferred or ranks
@@ -379,7 +378,7 @@ def build_part(
     across = _pairs_across_steps(posted, chains, in_steps=in_steps)
     shifts = {} if in_steps else find_shifts(posted, [chain.ranks for chain in chains])
     transfers, unmatched = match_transfers(posted, across, shifts)
-    mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
+    mixed = [find_mixed(ranks, chain, transfers, unmatched, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(_telling_clocks(transfers, shifts), posted)
     gaps += [] if any(mixed) else name_wrong(clocks)
@@ -424,51 +423,21 @@ def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> list[RankRecor
     if rings:
         named = [as_collectives(trace, rings) for trace in named]
         work = [find_work(trace) for trace in named]
-    ranks = [
+    return [
         record_rank(trace, computed, find_steps(trace) if marked else whole_run())
         for trace, computed in zip(named, work, strict=True)
     ]
-    return ranks if marked else [_tagged(rank) for rank in ranks]
-
-
-def _tagged(rank: RankRecord) -> RankRecord:
-    """Tell messages by their batches, where an engine names those."""
-    turns, messages = find_turns(rank.trace), rank.messages
-    if turns is None:
-        return rank
-    tag = turns.tags(messages.issued_ns, messages.is_send)
-    return replace(rank, messages=replace(messages, tag=tag))
 
 
 def _order_ranks(ranks: Sequence[RankRecord]) -> list[Chain]:
     """Chain the ranks of each pipeline, by their first messages and over ranks without a trace."""
     messages = {rank.rank: leading(rank) for rank in ranks}
     pieces, traces = find_chains(messages), [rank.trace for rank in ranks]
-    joined = join_over_missing(pieces, traces, messages)
+    joined = join_over_missing(pieces, traces)
     return [chain for chain in joined if len(chain.ranks) > 1]
 
 
 # Steps: where no mark tells them, the rhythm does, unless messages contradict it.
-
-
-def _beside_marks(ranks: Sequence[RankRecord], chains: Sequence[Chain]) -> list[Gap]:
-    """Name the ranks that exchange messages before their first mark, or after their last one."""
-    found = []
-    for rank in ranks:
-        if len(rank.steps.number) and any(rank.rank in chain.ranks for chain in chains):
-            issued = rank.messages.issued_ns[rank.messages.step < 0]
-            ends = (issued < rank.steps.start_ns[0]) | (issued >= rank.steps.end_ns[-1])
-            found += [rank.rank] if ends.any() else []
-    if not found:
-        return []
-    who = numbered("rank", found)
-    return [
-        Gap(
-            code=Code.CUT_STEPS,
-            message=f"a step before or after the marked ones, captured in part by {who}, left out",
-            hint="let the capture begin and end between two steps",
-        )
-    ]
 
 
 def _in_inferred_steps(
