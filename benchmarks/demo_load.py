@@ -45,7 +45,8 @@ def judge(answer: dict) -> tuple[str, str]:
         return ("busy" if said["code"] == "machine_busy" else "wrong"), said["message"]
     if CULPRIT not in answer["found"]:
         return "wrong", f"found: {answer['found']}"
-    return ("right" if answer["verdict"] == "better" else "wrong"), answer["compare"]["sentence"]
+    compared = answer["compare"]
+    return ("right" if compared["verdict"] == "better" else "wrong"), compared["sentence"]
 
 
 def one_demo(folder: Path) -> tuple[dict, float]:
@@ -85,7 +86,7 @@ def main() -> int:
             counts[verdict] += 1
             predicted = measured = warned = "–"
             if "error" not in answer:
-                predicted = f"{100 * answer['expected']['throughput_gain_fraction']:+.0f} %"
+                predicted = f"{100 * answer['throughput_gain_fraction']:+.0f} %"
                 measured = f"{100 * answer['compare']['delta']['throughput']['change']:+.0f} %"
                 warned = len(answer["warnings"])
             print(row(number, verdict, predicted, measured, warned, f"{took:.0f} s"), flush=True)

@@ -50,7 +50,7 @@ def timed(call: Callable[[], object], repeats: int) -> float:
 
 def read_one(path: str) -> int:
     """Read a digest as a worker does: look what it is, then read it."""
-    trace = unpack_digest(Path(recognise(path).file).read_bytes())
+    (trace,) = unpack_digest(Path(recognise(path).file).read_bytes())
     return trace.events
 
 

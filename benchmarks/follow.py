@@ -291,7 +291,7 @@ def run_changed(case: Case, change, setting, place: Path, *, device: str, health
     place.mkdir(parents=True)
     whole, code = code_of(case, change, setting)
     if setting.order_file in code:
-        order = replace(whole, split=None, defer_receives=None)
+        order = replace(whole, split=None)
         (place / setting.order_file).write_text(emit("csv", order, setting))
     usual = 1024 if device == "cuda" else 64
     shrinks = change.hold == "batch" and change.microbatches

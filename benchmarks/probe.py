@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,14 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from debubble.annexes.probe.pipeline import (
-    Pipelines,
-    Probe,
-    Setting,
-    read_probe,
-    wire_of,
-    wire_of_messages,
-)
+from debubble.annexes.probe.measured import Probe
+from debubble.annexes.probe.pipeline import Pipelines, Setting, Wire, read_probe
 from debubble.links.live import read_measured, run_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -171,22 +166,30 @@ def _layers_of(workload: Workload) -> tuple[list[Any], Callable[[int], Any]]:
     return layers, lambda tokens: torch.randn(1, tokens, workload.width)
 
 
-def time_layers(name: str, workload: Workload, folder: Path) -> Any:
+def time_layers(name: str, workload: Workload, folder: Path) -> Probe:
     """Probe the demo's layers in a process of their own."""
     out = folder / "probe.json"
     words = [sys.executable, "-m", "debubble.annexes.probe.device", f"{__file__}:{name}"]
-    words += ["--tokens", f"{workload.tokens},{2 * workload.tokens}", "--threads", "1"]
-    words += ["--device", "cpu", "--out", str(out)]
-    subprocess.run(words, check=True, capture_output=True)
-    return read_probe(json.loads(out.read_text("utf-8")), str(out))
+    words += ["--tokens", f"{workload.tokens},{2 * workload.tokens}", "--out", str(out)]
+    on_one_core = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run(words, check=True, capture_output=True, env=on_one_core)
+    return read_probe(str(out))
 
 
-def measure_wire(folder: Path) -> Any:
-    """Measure the link between two processes of this machine."""
+def measure_wire(folder: Path) -> Wire:
+    """Measure a link of this machine, by its shortest and its longest message."""
     out = folder / "links.json"
     words = ["--largest", "1MiB", "--backend", "gloo"]
     run_here(2, words, out, on_progress=lambda _done, _total: None)
-    return wire_of(read_measured(json.loads(out.read_text("utf-8")), str(out)), "measured here")
+    rungs = read_measured(json.loads(out.read_text("utf-8")), str(out)).rungs
+    small, large = (
+        (size, median(rung.one_way.median_s for rung in rungs if rung.size_bytes == size))
+        for pick in (min, max)
+        for size in [pick(rung.size_bytes for rung in rungs)]
+    )
+    return Wire(
+        latency_s=small[1], bytes_per_s=(large[0] - small[0]) / max(large[1] - small[1], 1e-9)
+    )
 
 
 def window_s(workload: Workload, folder: Path) -> float:
@@ -222,7 +225,7 @@ def run_here_for_real(*, tiny: bool) -> Iterator[tuple[str, float, float]]:
                 split=workload.layers,
             )
             said = median(
-                Pipelines(probe=probe, wire=wire).simulate(setting).window_ns / 1e9
+                Pipelines(probe=probe, wire=wire).simulate(setting).part.batch_latency_s
                 for probe in (before, after)
             )
             words = f"{workload.schedule}, m {workload.microbatches}, {workload.layers}"
@@ -233,7 +236,7 @@ def run_here_for_real(*, tiny: bool) -> Iterator[tuple[str, float, float]]:
 def probes() -> dict[str, Probe]:
     """Return probes of a quarter of an H200, copies at work beside, by the width of the model."""
     return {
-        name: read_probe(json.loads((PROBES / f"h200_quarter_{name}.json").read_text()), name)
+        name: read_probe(str(PROBES / f"h200_quarter_{name}.json"))
         for name in ("d3072", "d4096", "d4096_later")
     }
 
@@ -248,8 +251,7 @@ def simulate(probe: Probe, run: Recorded) -> float:
         split=run.split,
     )
     probe = replace(probe, trains=run.schedule != "forward-only")
-    wire = wire_of_messages(probe.messages, "as between two copies")
-    return Pipelines(probe=probe, wire=wire).simulate(setting).window_ns / 1e9
+    return Pipelines(probe=probe).simulate(setting).part.batch_latency_s
 
 
 def against_starts(*starts: str) -> Iterator[tuple[str, float, float]]:

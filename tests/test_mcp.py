@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,8 @@ from debubble.errors import UsageError
 
 mcp = need_package("mcp")
 
-from debubble.annexes.mcp import Folders, Tools, build_server
+from debubble.annexes.mcp import TOOLS, Folders, Tools, build_server
 
-TOOLS = ["inspect", "find", "links", "plan", "simulate", "compare"]
 RUN = "1f1b_p3_m7"
 
 
@@ -48,7 +48,7 @@ def test_the_official_client_goes_from_traces_to_a_change(mode):
     async def drive():
         async with mcp.Client(mcp.stdio_client(server), mode=mode) as client:
             assert str(H200) in client.instructions
-            assert [tool.name for tool in (await client.list_tools()).tools] == TOOLS
+            assert [tool.name for tool in (await client.list_tools()).tools] == list(TOOLS)
             name, asked, seen = "inspect", {"traces": [RUN]}, []
             while len(seen) < 4:
                 answer = await client.call_tool(name, asked)
@@ -56,8 +56,10 @@ def test_the_official_client_goes_from_traces_to_a_change(mode):
                 seen.append(answer.structured_content)
                 if "emitted" in seen[-1]:
                     break
-                name, _, told = seen[-1]["next"][0].partition(" ")
-                asked = json.loads(told)
+                _, name, *words = shlex.split(seen[-1]["next"][0])
+                asked = {"traces": [RUN]}
+                if "--emit" in words:
+                    asked["emit"] = words[words.index("--emit") + 1]
             compared = await client.call_tool("compare", {"before": [RUN], "after": [RUN]})
             outside = await client.call_tool("find", {"traces": ["../../test_mcp.py"]})
             return seen, compared, outside
@@ -154,7 +156,7 @@ def test_an_unknown_tool_is_refused_with_the_names_there_are(tools):
 
 def test_every_tool_says_what_it_takes_and_that_it_only_reads(tools):
     listed = {tool.name: tool for tool in tools.listed()}
-    assert list(listed) == TOOLS
+    assert list(listed) == list(TOOLS)
     for tool in listed.values():
         assert tool.annotations.read_only_hint
         assert tool.input_schema["type"] == "object"

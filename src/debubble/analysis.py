@@ -22,29 +22,19 @@ from debubble.measure.measurement import Measurement, measure_run
 from debubble.measure.numbers import Numbers, numbers_of
 from debubble.measure.worth import Rates, Tariff, count_rates
 from debubble.plan.ask import WhatIfAnswer, ask
-from debubble.plan.baseline import AlsoRun, Baseline, measure_baseline
-from debubble.plan.change import Change
-from debubble.plan.context_length import at_length
-from debubble.plan.lever import Lever, Permissions
+from debubble.plan.baseline import Baseline, measure_baseline
+from debubble.plan.change import Change, Hold
+from debubble.plan.lever import Lever, OrderSearch, Permissions
 from debubble.plan.levers import microbatches, split
 from debubble.plan.option import Idea
 from debubble.plan.plan import Plan, PricedLever, make_plan, price_lever
-from debubble.plan.request import (
-    ANY,
-    ChangeRequest,
-    Planned,
-    PlanRequest,
-    Stated,
-    also_run,
-    gaps_of,
-)
+from debubble.plan.request import ANY, ChangeRequest, Stated, layers_differ
 from debubble.plan.server import ServerPlan, ServerQuestion
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
 from debubble.serving.model import ServerModel, model_server
 from debubble.serving.phases import PhaseFigures, measure_phases
 from debubble.serving.traffic import Traffic
-from debubble.simulate.communication import Communication
 from debubble.simulate.expected import Theory, theory_of
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
 from debubble.timeline.fleet.survey import Means, Question, Survey, survey_run
@@ -231,10 +221,10 @@ class Analysis:
         """The bubble by the formula, and by the schedule; of a stream neither."""
         return theory_of(self.pipeline)
 
-    def baseline(self, stated: Stated | None = None, also: AlsoRun | None = None) -> Baseline:
+    def baseline(self, stated: Stated | None = None) -> Baseline:
         """Fit what every change starts from; what is not stated, the job says."""
         stated = stated or Stated()
-        pipeline, job, way = self.pipeline, self.job, stated.communication
+        pipeline, job = self.pipeline, self.job
         inside = {rank.rank for rank in pipeline.ranks}
         slow = sorted(worker.rank for worker in self.workers.slow if worker.rank in inside)
         fitted = measure_baseline(
@@ -243,74 +233,59 @@ class Analysis:
             layers=stated.layers or job.split_for(pipeline),
             limit_bytes=stated.limit_bytes,
             schedule=stated.schedule or job.schedule_for(pipeline),
-            basis=self.basis.stated(stated.latency_ns),
-            also=also,
-            communication=None if way is None else Communication(way),
+            basis=self.basis,
             links=self.links,
         )
         return replace(fitted, slow_ranks=tuple(slow))
 
-    def told(self, stated: Stated, also: Analysis | None) -> Stated:
-        """Return what is stated, with what the jobs of both runs say of tokens."""
-        tokens = stated.tokens
-        other = also.tokens if also else None
-        known = replace(tokens, measured=tokens.measured or self.tokens, also=tokens.also or other)
-        return replace(stated, tokens=known)
+    def warnings_with(self, baseline: Baseline) -> tuple[Gap, ...]:
+        """Return all warnings, each once: of the run, and of what was stated of it."""
+        return tuple(dict.fromkeys((*self.warnings, *layers_differ(baseline))))
 
-    def _baseline_with(self, stated: Stated, also: Analysis | None) -> Baseline:
-        """Fit the run, with another of its model where one was given."""
-        if also is None:
-            return self.baseline(stated)
-        if also.pipeline.kind != self.pipeline.kind:
-            raise UsageError(
-                "one of the runs trains, and the other has forward passes alone",
-                hint="--also takes another run of the same kind",
-            )
-        split = also.job.split_for(also.pipeline)
-        return self.baseline(stated, also_run(also.timeline, also.pipeline, split, stated))
-
-    def warnings_with(self, also: Analysis | None, baseline: Baseline) -> tuple[Gap, ...]:
-        """Return all warnings, each once: of the run, then those of what it is changed by."""
-        gaps = [*self.warnings, *(also.warnings if also else ())]
-        return tuple(dict.fromkeys((*gaps, *gaps_of(baseline))))
-
-    def what_if(self, request: ChangeRequest, also: Analysis | None = None) -> WhatIfAnswer:
+    def what_if(self, request: ChangeRequest, stated: Stated | None = None) -> WhatIfAnswer:
         """Fit the run, change it as is asked, and simulate it."""
-        stated, pipeline = self.told(request.stated, also), self.pipeline
+        stated, pipeline = stated or Stated(), self.pipeline
         known = pipeline.schedule or stated.schedule or self.job.schedule_for(pipeline)
         if pipeline.windows and known is None:
             raise UsageError(
                 "the schedule that ran was not recognised",
                 hint="give --schedule-measured, such as 1f1b",
             )
-        baseline = self._baseline_with(stated, also)
-        return ask(baseline, request.idea(baseline, stated.tokens.scale(baseline)))
+        baseline = self.baseline(stated)
+        return ask(baseline, request.idea(baseline, self.tokens))
 
-    def plan(self, request: PlanRequest | None = None, also: Analysis | None = None) -> Planned:
-        """Weigh every lever, alone and together; and with other tokens, where that is asked."""
-        request = request or PlanRequest()
-        stated = self.told(request.stated, also)
-        baseline = self._baseline_with(stated, also)
-        framework = request.planned_for or baseline.framework
-        plan = make_plan(
+    def plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
+        self,
+        stated: Stated | None = None,
+        *,
+        planned_for: str | None = None,
+        hold: Hold | None = None,
+        most_microbatches: int | None = None,
+        search: OrderSearch | None = None,
+        barred: frozenset[str] = frozenset(),
+    ) -> Plan:
+        """Weigh every lever, alone and together.
+
+        `planned_for` is the framework that must be able to run all options: else the run's own;
+        `ANY` lifts that. `hold` is what stays where the number of microbatches changes: else the
+        batch of a run that trains, with larger ones apart, and either where nothing is trained.
+        Levers that are `barred`, by their keys, are not weighed.
+        """
+        baseline = self.baseline(stated)
+        framework = planned_for or baseline.framework
+        return make_plan(
             baseline,
             self.timeline,
-            most_microbatches=request.most_microbatches,
+            most_microbatches=most_microbatches,
             links=self.links if self.ledger else None,
             ledger=self.ledger,
-            cache=request.cache,
             allowed=Permissions(
                 framework=None if framework == ANY else framework,
-                hold=request.hold,
+                barred=barred,
+                hold=hold,
                 empty_ends=True,
             ),
-            search=request.search,
-        )
-        scale = stated.tokens.scale(baseline)
-        return Planned(
-            plan=plan,
-            stated=stated,
-            length=None if scale is None or baseline.no_fit else at_length(plan, scale),
+            search=search,
         )
 
     def planned_steps(self, plan: Plan) -> tuple[tuple[str, Timeline, PipelineFigures], ...]:

@@ -23,14 +23,7 @@ from debubble.measure.compare import DEFAULT_THRESHOLD, compare_causes
 from debubble.measure.compare import compare as compare_runs
 from debubble.plan.change import Hold
 from debubble.plan.emit import EMITTERS
-from debubble.plan.kv_cache import Cache
-from debubble.plan.request import (
-    ChangeRequest,
-    PlanRequest,
-    Stated,
-    Tokens,
-    check_frameworks,
-)
+from debubble.plan.request import ChangeRequest, Stated, check_frameworks
 from debubble.report.answers.compare import CompareAnswer, answer_compare
 from debubble.report.answers.find import FindAnswer, answer_find, say_bubble
 from debubble.report.answers.links import LinksAnswer, answer_links
@@ -40,10 +33,9 @@ from debubble.report.frame import frame_of
 from debubble.report.svg import draw_svg
 from debubble.timeline.fleet.survey import Means, Question
 from debubble.timeline.schedules import state_schedule
-from debubble.trace.digest.content import place_digests
+from debubble.trace.digest import place_digests
 from debubble.trace.engine import LOCAL, Engine
 from debubble.trace.run import find_run
-from debubble.units import NS_PER_S
 
 __all__ = [
     "Analysis",
@@ -68,7 +60,6 @@ def analyse(  # noqa: PLR0913 (one argument a question)
     pipeline: int | None = None,
     step: int | None = None,
     schedule: str | None = None,
-    chunks: int | None = None,
     classes: Sequence[str] = (),
     topologies: Sequence[str] = (),
     history: Sequence[str] = (),
@@ -77,7 +68,7 @@ def analyse(  # noqa: PLR0913 (one argument a question)
 ) -> Analysis:
     """Read one run; its facts are worked out when they are asked for, each once.
 
-    What traces do not tell can be said: the `schedule` that ran, with `chunks` a rank.
+    What traces do not tell can be said: the `schedule` that ran.
     """
     places = [paths] if isinstance(paths, str | PathLike) else list(paths)
     words = [fspath(place) for place in places]
@@ -96,7 +87,7 @@ def analyse(  # noqa: PLR0913 (one argument a question)
     question = Question(
         pipeline=pipeline,
         step=step,
-        statement=None if schedule is None else state_schedule(schedule, chunks),
+        statement=None if schedule is None else state_schedule(schedule),
     )
     wires = Wires(classes=classes, topologies=topologies, history=read_history(history))
     return analyse_found(found, question, means, wires)
@@ -142,18 +133,11 @@ def compare(  # noqa: PLR0913 (two runs, and what is known and wanted besides)
 def plan(  # noqa: PLR0913 (one argument a question)
     run: Analysis | Places,
     *,
-    also: Analysis | Places | None = None,
-    tokens: str | float | None = None,
-    tokens_measured: int | None = None,
-    also_tokens: int | None = None,
     schedule: str | None = None,
-    communication: str | None = None,
     layers: Sequence[int] | None = None,
     memory_limit_bytes: float | None = None,
-    latency_s: float | None = None,
     most_microbatches: int | None = None,
     hold: Hold | None = None,
-    cache: Cache | None = None,
     frameworks: Sequence[str] = tuple(EMITTERS),
     planned_for: str | None = None,
     emit: str | None = None,
@@ -161,34 +145,22 @@ def plan(  # noqa: PLR0913 (one argument a question)
 ) -> PlanAnswer:
     """Rank what could be changed in a run by what it would buy; takes what `analyse` takes.
 
-    `also` is another run of the same model to learn from, with `also_tokens` a microbatch, and
-    `tokens` a length to see all options at: 4096, or "2x" as many. What traces do not tell can be
-    said: the `schedule` that ran, how its messages travel, `layers` of each stage, the memory of a
-    rank, a batch's latency without the profiler. `hold` is what keeps its size where microbatches
-    change, "batch" or "microbatch"; without it larger batches of a run that trains stand apart.
-    `frameworks` are those that every option is written for in `apply`; `emit` names one that the
-    best option is written for in `emitted`. Only what `planned_for` can be told is weighed: without
-    it that of `emit`, or the framework that ran it; "any" lifts that.
+    What traces do not tell can be said: the `schedule` that ran, `layers` of each stage, the memory
+    of a rank. `hold` is what keeps its size where microbatches change, "batch" or "microbatch";
+    without it larger batches of a run that trains stand apart. `frameworks` are those that every
+    option is written for in `apply`; `emit` names one that the best option is written for in
+    `emitted`. Only what `planned_for` can be told is weighed: without it that of `emit`, or the
+    framework that ran it; "any" lifts that.
     """
-    stated = Stated(
-        tokens=_tokens(tokens, tokens_measured, also_tokens, also),
-        layers=None if layers is None else tuple(layers),
-        limit_bytes=memory_limit_bytes,
-        schedule=schedule,
-        communication=communication,
-        latency_ns=None if latency_s is None else latency_s * NS_PER_S,
-    )
     check_frameworks(*frameworks, planned_for, emit)
-    request = PlanRequest(
-        stated=stated,
-        most_microbatches=most_microbatches,
-        hold=hold,
-        cache=cache,
+    analysis = _analysed_as(run, asked, schedule)
+    planned = analysis.plan(
+        _stated(schedule, layers, memory_limit_bytes),
         planned_for=planned_for or emit,
+        hold=hold,
+        most_microbatches=most_microbatches,
     )
-    analysis, other = _analysed_both(run, also, asked, schedule)
-    planned = analysis.plan(request, other)
-    return answer_plan(analysis, planned, other, frameworks=frameworks, emit_for=emit)
+    return answer_plan(analysis, planned, frameworks=frameworks, emit_for=emit)
 
 
 def simulate(  # noqa: PLR0913 (one argument a question)
@@ -202,12 +174,8 @@ def simulate(  # noqa: PLR0913 (one argument a question)
     overlap: bool | None = None,
     recompute: bool | None = None,
     hops: Sequence[str] = (),
-    also: Analysis | Places | None = None,
     tokens: str | float | None = None,
-    tokens_measured: int | None = None,
-    also_tokens: int | None = None,
     schedule_measured: str | None = None,
-    communication: str | None = None,
     layers: Sequence[int] | None = None,
     memory_limit_bytes: float | None = None,
     **asked: Any,
@@ -218,17 +186,9 @@ def simulate(  # noqa: PLR0913 (one argument a question)
     are rates such as "2:3=5GB/s", `tokens` a microbatch are 4096 or "2x" as many; `hold` says what
     keeps its size when `microbatches` change: "microbatch" or "batch". What traces do not tell
     can be said as to `plan`, the schedule that ran as `schedule_measured`; of what `analyse`
-    takes, all but `schedule` and `chunks` goes to it.
+    takes, all but `schedule` goes to it.
     """
-    stated = Stated(
-        tokens=_tokens(tokens, tokens_measured, also_tokens, also),
-        layers=None if layers is None else tuple(layers),
-        limit_bytes=memory_limit_bytes,
-        schedule=schedule_measured,
-        communication=communication,
-    )
     request = ChangeRequest(
-        stated=stated,
         microbatches=microbatches,
         hold=hold,
         schedule=schedule,
@@ -237,38 +197,24 @@ def simulate(  # noqa: PLR0913 (one argument a question)
         overlap=overlap,
         recompute=recompute,
         hops=tuple(hops),
+        tokens=None if tokens is None else str(tokens),
     )
-    analysis, other = _analysed_both(run, also, asked, schedule_measured)
-    return answer_simulate(analysis, analysis.what_if(request, other), request, other)
+    analysis = _analysed_as(run, asked, schedule_measured)
+    stated = _stated(schedule_measured, layers, memory_limit_bytes)
+    return answer_simulate(analysis, analysis.what_if(request, stated), request)
 
 
-def _tokens(
-    asked: str | float | None,
-    measured: int | None,
-    of_other: int | None,
-    also: Analysis | Places | None,
-) -> Tokens:
-    tokens = Tokens(asked=None if asked is None else str(asked), measured=measured, also=of_other)
-    tokens.check(has_also=also is not None)
-    return tokens
+def _stated(
+    schedule: str | None, layers: Sequence[int] | None, limit_bytes: float | None
+) -> Stated:
+    known = None if layers is None else tuple(layers)
+    return Stated(layers=known, limit_bytes=limit_bytes, schedule=schedule)
 
 
-def _analysed_both(
-    run: Analysis | Places,
-    also: Analysis | Places | None,
-    asked: dict[str, Any],
-    schedule: str | None,
-) -> tuple[Analysis, Analysis | None]:
-    """Read a run, with the schedule that is said to have run, and another one of its model.
-
-    The other one is read as the first; its steps are its own.
-    """
+def _analysed_as(run: Analysis | Places, asked: dict[str, Any], schedule: str | None) -> Analysis:
+    """Read a run, with the schedule that is said to have run."""
     stating = schedule is not None and not isinstance(run, Analysis)
-    analysis = _analysed(run, asked | {"schedule": schedule} if stating else asked)
-    if also is None or isinstance(also, Analysis):
-        return analysis, also
-    words = {name: asked[name] for name in asked if name not in {"step", "chunks"}}
-    return analysis, analyse(also, **words)
+    return _analysed(run, asked | {"schedule": schedule} if stating else asked)
 
 
 def _analysed(run: Analysis | Places, asked: dict[str, Any]) -> Analysis:

@@ -189,7 +189,6 @@ class Code(StrEnum):
     CLOSED_GRAPHS = "closed_graphs"
     COLD_STEPS = "cold_steps"
     COPY_ENGINE = "copy_engine"
-    COSTS_DIFFER = "costs_differ"
     CUT_STEPS = "cut_steps"
     DAMAGED_RECORD = "damaged_record"
     DIGEST_DIFFERS = "digest_differs"

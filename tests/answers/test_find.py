@@ -131,7 +131,7 @@ def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():
     def counted(**device):
         told = tuple(replace(rank, **device) for rank in ranks)
         one = SimpleNamespace(ranks=told, absent=(7,))
-        return count_rates([one], [SimpleNamespace(power_w=300.0)], Tariff())
+        return count_rates([one], [SimpleNamespace(draw_w=300.0)], Tariff())
 
     whole = counted(multiprocessors=132)
     assert (whole.gpus, whole.watts_per_gpu) == (4, 300.0)  # with the one that has no trace

@@ -13,7 +13,6 @@ from debubble import api
 from debubble.errors import UsageError
 from debubble.plan import emit as emitting
 from debubble.plan import emitted
-from debubble.plan.kv_cache import Cache
 from debubble.report.answers import plan as answers
 from debubble.report.answers.find import answer_find
 from debubble.report.plan import plan_page
@@ -29,15 +28,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def found(run):
-    return api.plan(run, tokens="2x", tokens_measured=1024, planned_for="any", emit="megatron")
-
-
-@pytest.fixture(scope="module")
-def serving():
-    cache = Cache(token_layer_bytes=4096.0)
-    return api.plan(
-        analyse_recording(H200 / "fwd_closed_m4"), cache=cache, memory_limit_bytes=20 * 2.0**30
-    )
+    return api.plan(run, planned_for="any", emit="megatron")
 
 
 def count_emits(monkeypatch):
@@ -56,27 +47,16 @@ def count_emits(monkeypatch):
 
 
 def test_text_and_data_carry_the_same_numbers(found):
-    (options, larger, length, *_), data = plan_page(found).tables, found.to_dict()
+    (options, larger, *_), data = plan_page(found).tables, found.to_dict()
     rows = options.rows[1:] + larger.rows
     assert len(rows) == len(data["options"])
     for row, option in zip(rows, data["options"], strict=True):
         assert row[1] == show_seconds(option["numbers"]["batch_latency_s"])
         assert row[4] == f"{100 * option['throughput_gain_fraction']:+.1f} %"
         assert (row[6] == "yes") is option["recommended"]
-    for row, there in zip(length.rows, data["context_length"]["options"], strict=True):
-        assert row[1] == data["options"][there["option"]]["words"]
-        assert row[4] == f"{100 * there['throughput_gain_fraction']:+.1f} %"
     best = next(one for one in data["options"] if one["recommended"])
     assert show_seconds(best["numbers"]["batch_latency_s"]) in data["verdict"]
     assert f"{100 * best['throughput_gain_fraction']:+.0f} %" in data["verdict"]
-
-
-def test_what_a_cache_holds_is_the_same_in_text_and_data(serving):
-    table = next(table for table in plan_page(serving).tables if "KV cache" in table.title)
-    cache = serving.kv_cache
-    assert table.rows[0][1] == f"{cache.tokens:,}"
-    assert [row[1] for row in table.rows[1:]] == [f"{each.tokens:,}" for each in cache.options]
-    assert any(f"The KV cache holds {cache.tokens:,} tokens" in said for said in serving.findings)
 
 
 def test_a_hop_is_that_of_find(run, found):
@@ -107,16 +87,6 @@ def test_programs_get_every_option_for_every_framework_that_can_be_told(found, r
 def test_no_framework_of_that_name_is_refused_and_not_left_out(run):
     with pytest.raises(UsageError, match="no framework is called 'jax'"):
         api.plan(run, frameworks=("torch", "jax"))
-
-
-def test_the_other_run_and_its_tokens_belong_together(run):
-    with pytest.raises(UsageError, match="names two runs"):
-        api.plan(run, also_tokens=512)
-
-
-def test_a_latency_without_the_profiler_is_in_seconds(run):
-    found = api.plan(run, latency_s=0.2, frameworks=())
-    assert found.baseline.numbers.batch_latency_s == pytest.approx(0.2)
 
 
 def test_a_notebook_shows_the_verdict_and_options_are_a_table(found):

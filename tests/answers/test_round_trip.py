@@ -13,10 +13,9 @@ from support.traces.recordings import H200
 import debubble
 from debubble.errors import Code, Gap
 from debubble.links.live import HopTestResult, RankSite, Rung, judge_measured, times_of
-from debubble.links.logs.pairs import doubts_about, pairs_in
+from debubble.links.logs.hops import hops_in
 from debubble.links.logs.read import read_log
 from debubble.measure.store import Record
-from debubble.plan.kv_cache import Cache
 from debubble.report.answers.compare import HistoryAnswer, answer_history
 from debubble.report.answers.link_tests import LiveAnswer, LogsAnswer, answer_live, answer_logs
 
@@ -30,7 +29,7 @@ def read_back(answer):
 @pytest.mark.parametrize("file", LOGS, ids=lambda file: file.name)
 def test_an_answer_about_logs(file):
     log = read_log(file.read_text("utf-8"), file.name)
-    answer = answer_logs([log], pairs_in([log], classes={}, history={}), doubts_about([log]))
+    answer = answer_logs([log], hops_in([log], classes={}, history={}), log.doubts)
     assert isinstance(answer, LogsAnswer)
     assert read_back(answer) == answer
     [part] = answer.to_dict()["logs"]
@@ -62,11 +61,10 @@ def test_an_answer_about_a_live_test():
 @pytest.mark.parametrize("name", ["1f1b_p3_m7", "fwd_closed_m4"])
 def test_an_answer_about_a_run(name):
     run = analyse_recording(H200 / name)
-    cache = Cache(token_layer_bytes=4096.0) if name == "fwd_closed_m4" else None
     answers = (
         debubble.find(run),
         debubble.links(run),
-        debubble.plan(run, tokens="2x", cache=cache, emit="torch"),
+        debubble.plan(run, emit="torch"),
         debubble.simulate(run, microbatches=14),
         debubble.compare(run, run),
     )

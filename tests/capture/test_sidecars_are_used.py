@@ -97,8 +97,6 @@ def test_plan_and_simulate_hold_changes_against_the_unprofiled_batch(capture):
     profiled = answer(f"find {capture}", capture)["numbers"]["batch_latency_s"]
     plan = answer(f"plan {capture}", capture)
     assert plan["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
-    by_hand = answer(f"plan {capture} --latency 900ms", capture)
-    assert by_hand["baseline"]["numbers"]["batch_latency_s"] == pytest.approx(0.9)
     asked = answer(f"simulate {capture}", capture)
     assert asked["measured"]["batch_latency_s"] == pytest.approx(profiled / 1.25)
     assert (
@@ -123,12 +121,8 @@ def test_simulate_knows_the_tokens_of_a_microbatch(capture):
     assert asked["given"]["tokens"] == TOKENS // 4
     assert asked["given"]["changes_nothing"]
     assert asked["measured"]["tokens_per_s"] is not None
-    run = H200 / "fwd_closed_m4"
-    as_many, more = (
-        answer(f"simulate {run} --tokens {tokens} --tokens-measured 32", capture)
-        for tokens in (32, 64)
-    )
-    assert more["numbers"]["batch_latency_s"] > 1.5 * as_many["numbers"]["batch_latency_s"]
+    more = answer(f"simulate {capture} --tokens {TOKENS // 2}", capture)
+    assert more["numbers"]["batch_latency_s"] > 1.5 * asked["numbers"]["batch_latency_s"]
 
 
 def test_a_split_that_kernels_do_not_show_is_the_jobs(capture):

@@ -62,8 +62,10 @@ def test_beside_their_traces_even_the_names_are_the_same(name, tmp_path):
 
 def test_two_runs_are_compared_and_both_are_kept(tmp_path):
     pair = H200 / "1f1b_p2_m4", H200 / "1f1b_p3_m7"
-    before = ask("compare", *pair, "--digest", tmp_path)
+    before = ask("compare", *pair)
     assert "error" not in before
+    for run in pair:
+        ask("inspect", run, "--digest", tmp_path / run.name)
     assert ask("compare", *(tmp_path / run.name for run in pair)) == before
 
 

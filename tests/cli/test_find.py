@@ -200,9 +200,3 @@ def test_a_statement_that_the_run_contradicts_is_answered_as_data(tmp_path):
     assert [(one["code"], one["rank"]) for one in data["warnings"]] == [("schedule_differs", 0)]
     assert data["theory"]["bubble_fraction"] is None
     assert data["theory"]["schedule_bubble_fraction"] < 0.1
-
-
-def test_chunks_alone_state_nothing(tmp_path):
-    answer = type_command("debubble find tests/data/h200/1f1b_p2_m4 --chunks 2", tmp_path)
-    assert answer.code == 2
-    assert "add --schedule NAME" in answer.text

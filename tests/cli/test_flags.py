@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
-import pytest
 from click.testing import CliRunner
 
-from debubble.cli import VERBS, plan, simulate
 from debubble.cli.options import (
+    SERVERS,
+    STEPS,
     Verb,
     gathered,
     output_option,
     question_option,
-    refuse_typed,
-    typed_flags,
+    refuse_others,
+    typed_questions,
 )
-from debubble.cli.planning import OF_SERVERS
 
 
 @click.command(cls=Verb)
@@ -46,38 +43,19 @@ def test_help_lists_options_by_heading_in_the_order_in_which_they_are_written():
     assert "Limits" not in said
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS.keys() - {"mcp"}))  # a protocol has one form
-def test_every_verb_can_be_pasted_and_read_by_a_program(verb):
-    command = importlib.import_module(f"debubble.cli.{verb}").command
-    inner = getattr(command, "commands", {}).values()
-    flags = {flag for one in (command, *inner) for option in one.params for flag in option.opts}
-    assert {"--markdown", "--json"} <= flags
-
-
 @click.command(cls=Verb)
-@question_option("--quick", is_flag=True)
-@question_option("--level", type=int)
-def chooser(*, quick, level):  # noqa: ARG001 (click hands them over)
-    if quick:
-        refuse_typed(("--level",), "is not for quick ones", "leave it out")
-    click.echo(f"{typed_flags(('--quick', '--level', '-o'))}")
+@question_option("--step", of=(STEPS,), type=int)
+@question_option("--load", of=(SERVERS,))
+@question_option("--layers", type=int)
+@output_option("--out")
+def chooser(*, step, load, layers, out):  # noqa: ARG001 (click hands them over)
+    refuse_others(STEPS)
+    click.echo(typed_questions())
 
 
-def test_what_was_typed_is_told_from_what_was_not():
-    assert CliRunner().invoke(chooser, []).output == "{}\n"
-    assert CliRunner().invoke(chooser, ["--level", "0"]).output == "{'--level': '0'}\n"
-    both = ["--quick", "--level", "3"]
-    assert "--level is not for quick ones" in str(CliRunner().invoke(chooser, both).exception)
-
-
-@pytest.mark.parametrize(
-    ("verb", "flags"),
-    [
-        (plan.command, {*plan._DECIDING, *plan._OF_STEPS}),
-        (simulate.command, {*simulate._OF_BOTH, *simulate._OF_RUNS, *simulate._BY_HAND}),
-        (simulate.command, set(OF_SERVERS)),
-    ],
-    ids=["plan", "simulate", "servers"],
-)
-def test_flags_that_are_refused_or_repeated_are_flags_of_their_verb(verb, flags):
-    assert flags <= {option.opts[0] for option in verb.params}
+def test_what_was_asked_is_written_again_and_what_is_about_something_else_is_refused():
+    assert CliRunner().invoke(chooser, []).output == "\n"
+    words = ["--layers", "0", "--out", "a", "--step", "3"]
+    assert CliRunner().invoke(chooser, words).output == "--layers 0 --step 3\n"
+    refused = CliRunner().invoke(chooser, ["--load", "x"]).exception
+    assert str(refused) == "--load is only for servers"

@@ -12,12 +12,6 @@ from support.services.console import type_command
 from support.traces.recordings import DATA, H200, SHARED
 
 import debubble
-from debubble.annexes.tune.answers import answer_tune
-from debubble.annexes.tune.journal import Run
-from debubble.annexes.tune.loop import Stop, Tuning
-from debubble.annexes.tune.prospects import Prospects, Scope, Standing
-from debubble.annexes.tune.setting import Setting, Template
-from debubble.annexes.tune.trial import Bench, Kind, Outcome
 
 DEMO = DATA / "demo"
 TRUTHS = [
@@ -27,7 +21,6 @@ TRUTHS = [
     for folder in sorted(home.iterdir())
     if (folder / "truth0.json").is_file()
 ]
-NOTHING = Prospects(tries=(), untellable=(), refused=())
 
 
 @cache
@@ -66,38 +59,19 @@ def answers_of(folder):
     )
 
 
-def tuned(run):
-    """What tune says after a run of the setting as it is."""
-    now = Setting(microbatches=run.pipeline.microbatches)
-    outcome = Outcome(kind=Kind.MEASURED, seconds=1.0, measurement=run.measurement)
-    first = Run(number=1, token="", setting=now, why="", began_s=0.0, outcome=outcome)
-    scope = Scope(
-        schedules=frozenset(), most_microbatches=None, hold=None, limit_bytes=None, threshold=0.02
-    )
-    bench = Bench(
-        template=Template(words=("run",), now=now), steps=1, wait=0, folder=H200 / "nowhere"
-    )
-    standing = Standing(now=now, runs=(first,))
-    stop = Stop(why="enough")
-    return answer_tune(
-        Tuning(bench=bench, standing=standing, prospects=NOTHING, stop=stop, scope=scope)
-    )
-
-
 def check(folder, tmp_path):
     run, found, plan, simulated, compared = answers_of(folder)
     words = f"history add {folder} --name kept --store sqlite:///{tmp_path}/h.db --json"
     (record,) = json.loads(type_command(f"debubble {words}", tmp_path).text)["records"]
-    side, tried = compared.before, tuned(run)
-    bases = {plan.basis, simulated.basis, compared.basis, side.basis, record["basis"], tried.basis}
+    side = compared.before
+    bases = {plan.basis, simulated.basis, compared.basis, side.basis, record["basis"]}
     assert bases == {str(run.basis.name)}
     latencies = [
         simulated.measured.batch_latency_s,
         side.numbers.batch_latency_s,
         record["numbers"]["batch_latency_s"],
-        tried.runs[0].measured.numbers.batch_latency_s,
     ]
-    assert latencies == pytest.approx([plan.baseline.numbers.batch_latency_s] * 4, rel=1e-6)
+    assert latencies == pytest.approx([plan.baseline.numbers.batch_latency_s] * 3, rel=1e-6)
     rate = plan.baseline.numbers.microbatches_per_s
     assert simulated.measured.microbatches_per_s == pytest.approx(rate)
     if run.basis.source == "sidecars":
@@ -189,9 +163,3 @@ def test_a_prediction_is_taken_from_a_file_and_its_change_may_be_named(tmp_path)
     assert (wrong.code, "nothing was predicted of 'nonsense'" in wrong.text) == (2, True)
     broken = type_command(f"debubble {COMPARE} --predicted {DEMO}", tmp_path)
     assert (broken.code, "this is no answer of debubble plan" in broken.text) == (2, True)
-
-
-def test_a_latency_that_is_stated_is_unprofiled(tmp_path):
-    data = json.loads(type_command(f"debubble {PLAN} --latency 700ms --json", tmp_path).text)
-    assert (data["basis"], data["baseline"]["numbers"]["batch_latency_s"]) == ("unprofiled", 0.7)
-    assert data["baseline"]["without_profiler"] is None

@@ -17,14 +17,12 @@ def said(words, folder):
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (f"plan {H200}/fwd_closed_m4 --tokens-measured 9,512", "--tokens-measured names two"),
         (f"links {LOG} --pipeline 0", "--pipeline is about traces"),
         (f"links {LOG} --capture a", "--capture is about traces"),
         (f"links {LOG} --class 0:1=nvlink4 --class 1:0=pcie5", "--class says nvlink4 and pcie5"),
         (f"links {LOG} --class nvlink4 --class pcie5", "--class says nvlink4 and pcie5"),
         (f"find {H200}/1f1b_p2_m4 --html a --svg ./a", "--html and --svg both name ./a"),
         (f"find {H200}/1f1b_p2_m4 --perfetto a --svg a", "--perfetto and --svg both name a"),
-        ("tune --schedules 1f1b --now microbatches=4 -- a {microbatches}", "--schedules needs"),
         (f"history add {H200}/1f1b_p2_m4 --name ' ' --store sqlite:///a.db", "a name is a word"),
     ],
 )
@@ -111,14 +109,13 @@ def test_what_was_mistyped_is_told_with_what_was_meant(words, error, tmp_path):
 
 def test_a_plan_that_gives_up_names_the_verb_that_still_prices(tmp_path):
     run = "tests/data/paced/1f1b_m8_slow01"
-    code, text = said(f"plan {run} --communication blocking", tmp_path)
+    code, text = said(f"plan {run} --schedule zb-h2", tmp_path)
     assert code == 0
     assert text.startswith("Repair all slow hops of rank 1, 0:1 and 2:1: +8 %")
     assert " throughput by replay, " in text
-    assert "Simulator error 16 % (limit 5 %): " in " ".join(text.split())
+    assert "Simulator error 15 % (limit 5 %): " in " ".join(text.split())
     assert f"\nnext: debubble find {run}\n" in text
-    code, text = said(f"plan {run} --communication blocking --html page.html --force", tmp_path)
+    code, text = said(f"plan {run} --schedule zb-h2 --html page.html --force", tmp_path)
     assert (code, (tmp_path / "page.html").is_file()) == (0, True)
-    code, text = said(f"plan {run} --communication blocking --emit torch --tokens 2x", tmp_path)
+    code, text = said(f"plan {run} --schedule zb-h2 --emit torch", tmp_path)
     assert "options priced by replay are not settings of a framework" in " ".join(text.split())
-    assert "there" not in text

@@ -75,7 +75,7 @@ def test_flags_of_steps_are_refused_for_a_server(ask, tmp_path, monkeypatch, wor
     monkeypatch.chdir(tmp_path)
     code, _, err = ask(words[0], DATA / "k4", *words[1:])
     assert code == 2
-    assert "this is a server" in err
+    assert "is only for runs with steps" in err
     assert not list(tmp_path.iterdir())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from statistics import median
 
 import pytest
 from support.services.console import type_command
@@ -80,7 +79,6 @@ def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
         (f"{TRAINING} --tokens none", "'none' is no number of tokens"),
         (f"{TRAINING} --tokens 0x", "'0x' is no number of tokens"),
         (f"{TRAINING} --tokens 5000x", "5e+03 times as many tokens cannot be predicted"),
-        (f"{TRAINING} --tokens 9 --tokens-measured 8,9", "names two runs, and there is one"),
         (f"{TRAINING} --schedule zb-h1 --overlap on", "transfers of zb-h1 run beside compute"),
         (f"{TRAINING} --schedule nothing", "no schedule is called 'nothing'"),
         (f"{TRAINING} --schedule forward-only", "the run trains, and this schedule has forward"),
@@ -95,12 +93,10 @@ def test_an_order_of_ones_own_is_the_schedule_that_it_spells(tmp_path):
         (f"{TRAINING} --schedule looped-bfs --chunks 1000000", "cannot fill 3000000 stages"),
         (f"{MEGATRON} --microbatches 9 --hold batch", "8 samples of a batch do not cut into 9"),
         (f"{TRAINING} --layers 4,4", "2 stages have layers, and the run has 3 stages"),
-        (f"{TRAINING} --also {FORWARD}", "one of the runs trains, and the other has forward"),
-        (f"{TRAINING} --also tests/data/h200/1f1b_p2_m4", "the runs have 3 and 2 ranks"),
         (f"{TRAINING} --forward 5ms", "--forward is only for simulating without traces"),
         (f"{TRAINING} --stages 4", "--stages is only for simulating without traces"),
-        ("--split 4,4", "--split needs the traces of a run"),
-        ("--hop 1:2=3GB/s --stages 4", "--hop needs the traces of a run"),
+        ("--split 4,4", "--split is only for runs with steps and servers"),
+        ("--hop 1:2=3GB/s --stages 4", "--hop is only for runs with steps"),
         (f"{TRAINING} --pipeline 7", "there is no pipeline 7"),
         (f"{TRAINING} --json --timeline", "--timeline and --json exclude each other"),
     ],
@@ -149,37 +145,3 @@ def test_a_slow_hop_put_right_gives_back_most_of_what_it_cost(recorded_data, tmp
     assert latency(data) == pytest.approx(healthy, rel=0.1)
     kept = data_of(f"{slow} --microbatches 4", tmp_path)
     assert any(said.startswith("hop 1:2 stays ") for said in kept["assumptions"])
-
-
-LONG, SHORT = "fwd_closed_m8", "fwd_closed_m8_t512"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("one", "tokens", "other", "other_tokens"), [(LONG, 1024, SHORT, 512), (SHORT, 512, LONG, 1024)]
-)
-def test_two_lengths_tell_each_other_and_all_between(
-    one, tokens, other, other_tokens, recorded_data, tmp_path
-):
-    def at(count):
-        words = f"{recorded_data / one} --also {recorded_data / other} --tokens-measured {tokens}"
-        return latency(data_of(f"{words} --tokens {count}", tmp_path))
-
-    own = window(recorded_data, one, tmp_path)["batch_latency_s"]
-    there = window(recorded_data, other, tmp_path)["batch_latency_s"]
-    # Its profiled steps had more stalls, or fewer, than the unprofiled ones that are predicted.
-    walls = json.loads((recorded_data / other / "truth0.json").read_text())["wall_s"]
-    assert at(other_tokens) == pytest.approx(median(walls), rel=0.07)
-    assert min(own, there) < at(768) < max(own, there)
-    longer = [at(count) for count in (256, 512, 768, 1024, 2048, 4096)]
-    assert longer == sorted(longer)
-    # Twice, but for what stays. A run's own length is no change: it has the stalls of its launch,
-    # and others those of another one.
-    assert 1.7 < longer[-1] / longer[-2] < 2
-
-
-def test_two_numbers_of_microbatches_make_memory_exact(recorded_data, tmp_path):
-    words = f"{recorded_data / 'fwd_closed_m4'} --microbatches 8"
-    truth = window(recorded_data, "fwd_closed_m8", tmp_path)["peak_memory_bytes"]
-    both = data_of(f"{words} --also {recorded_data / 'fwd_closed_m8'}", tmp_path)
-    assert both["numbers"]["peak_memory_bytes"] == pytest.approx(truth, rel=0.001)

@@ -11,7 +11,6 @@ from support.timelines.by_hand import MS, a_rank, a_timeline
 
 from debubble.simulate.costs.passes import (
     WHOLE,
-    Growth,
     PassCosts,
     PassModel,
     beside_messages,
@@ -165,7 +164,7 @@ class TestFit:
         assert {of: exp(base) / MS for of, base in found.base.items()} == pytest.approx(
             {(F, False, 0): 2, (B, True, 0): 3, (B, False, 0): 4}
         )
-        assert found.growth[B, False].constant == pytest.approx(1 - 3 / 4)
+        assert found.stays[B, False] == pytest.approx(1 - 3 / 4)
         assert not found.splits_backward
 
     def test_a_first_stage_that_has_weight_gradients_alone_has_its_whole_backward_pass_in_them(
@@ -300,7 +299,6 @@ class TestSlope:
         """Ranks that do not surely share a device slow nobody, whatever was seen."""
         found = self.fitted(66, **device)
         assert found.slope == slope
-        assert found.activity[F, False, 0] == pytest.approx(1.5)
         expected = (log(40 * MS) + log(66 * MS)) / 2 - slope * 1.5
         assert found.base[F, False, 0] == pytest.approx(expected)
 
@@ -357,7 +355,6 @@ class TestBeside:
         found = self.fitted(slowdown, **device)
         assert exp(found.beside) == pytest.approx(slowdown, rel=0.02)
         assert found.tells_beside
-        assert found.shares[F, False, 1] == 0.0
         # What a pass takes alone.
         if not device:
             assert exp(found.base[F, False, 0]) == pytest.approx(50 * MS, rel=0.001)
@@ -389,11 +386,9 @@ def a_model(base, **more):
         "slope": 0.0,
         "layers": (1.0, 1.0),
         "extras": {},
-        "activity": dict.fromkeys(base, 2.0),
         "beside": 0.0,
         "tells_beside": False,
-        "shares": dict.fromkeys(base, 0.5),
-        "growth": {(kind, first): Growth() for kind, first, _ in base},
+        "stays": {(kind, first): 0.0 for kind, first, _ in base},
     }
     return PassModel(base=base, **(known | more))
 
@@ -420,26 +415,11 @@ class TestModel:
     def test_with_more_tokens_each_kind_grows_as_it_does(self):
         model = a_model(
             {(F, False, 0): 0.0, (B, False, 0): 1.0},
-            growth={(F, False): Growth(), (B, False): Growth(constant=0.5)},
+            stays={(F, False): 0.0, (B, False): 0.5},
         )
         grown = model.with_tokens(3.0).base
         assert grown[F, False, 0] == pytest.approx(log(3))
         assert grown[B, False, 0] == pytest.approx(1 + log(0.5 + 0.5 * 3))
-        assert model.with_tokens(1.0) is model
-
-    def test_other_slopes_explain_the_same_times(self):
-        model = a_model({(F, False, 0): 5.0}, slope=0.1, beside=log(1.5))
-        steeper = model.with_slopes(0.3, log(2))
-        assert (steeper.slope, steeper.beside) == (0.3, log(2))
-        # Half of each pass lies beside messages; of that half a third was lost, and now one half.
-        now = steeper.base[F, False, 0] + 0.3 * 2 + log(4 / 3)
-        assert now == pytest.approx(5.0 + 0.1 * 2 + log(6 / 5))
-
-
-def test_growth_adds_up_to_the_measured_pass():
-    growth = Growth(constant=0.2, square=0.3)
-    assert growth.times(1) == 1
-    assert growth.times(2) == pytest.approx(0.2 + 0.5 * 2 + 0.3 * 4)
 
 
 def test_a_typical_pass_is_the_median_where_no_first_one_was_told():

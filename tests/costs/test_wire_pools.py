@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from support.timelines.by_hand import MS, a_timeline
 
-from debubble.simulate.costs.wire_pools import _ONE as ONE
-from debubble.simulate.costs.wire_pools import Slower, SlowHop, join_pools, pool_wires
+from debubble.simulate.costs.wire_pools import Slower, SlowHop, pool_wires
 from debubble.timeline.model import Transfers, join_columns
 
 PASSES = [(rank, rank, "F", 0, 0, 0, 1) for rank in range(3)]
@@ -112,10 +111,10 @@ class TestWhatIsSeen:
         pools = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 5)))
         assert pools.batched
         # From 6 on both: to rank 2 until the earlier of its ends, 8; from rank 0 until 9.
-        assert in_ms(pools.messages.of(ONE)) == [2, 3]
+        assert pools.one_way == (2 + 3) / 2 * MS
         apart = pools_of(ahead, sent(0, 1, (6, 9), (0, 9), queues=(4, 6)))
         assert not apart.batched
-        assert in_ms(apart.messages.of(ONE)) == [3, 8]
+        assert apart.one_way == (3 + 8) / 2 * MS
 
     def test_only_the_largest_messages_are_pooled(self):
         pools = pools_of(*often(4, 0, 1, length=6), *[sent(0, 1, (0, 1), (0, 1), size=8)] * 9)
@@ -243,40 +242,6 @@ class TestSlowHops:
         assert pools.both_ways == usual * MS
 
 
-class TestTwoRuns:
-    def test_put_together_they_have_the_messages_of_both(self):
-        one = pools_of(*often(4, 0, 1, length=10))
-        other = pools_of(*often(4, 0, 1, length=12), EARLY)
-        both = join_pools(one, other)
-        assert both.one_way == 11 * MS
-        assert both.drain == 3 * MS
-        assert len(both.body) == 9
-        assert both.buffers
-        assert (one.buffers, other.buffers) == (False, True)
-        assert one.drain == 10 * MS
-
-    def test_their_steps_stay_apart(self):
-        one = pools_of(*often(4, 0, 1, length=10, step=3), *often(4, 0, 1, length=10, step=7))
-        both = join_pools(one, pools_of(*often(5, 0, 1, length=10, step=3)))
-        assert np.bincount(one.step).tolist() == [4, 4]
-        assert np.bincount(both.step).tolist() == [4, 4, 5]
-
-    def test_a_slow_hop_of_the_first_stays_as_slow_however_quick_the_other_is(self):
-        messages = *often(8, 0, 1, length=10), *often(8, 1, 2, length=25, begin=5)
-        slow = pools_of(*messages, slow={(1, 2): slower(2.5)})
-        quick = pools_of(*often(30, 0, 1, length=5))
-        both = join_pools(slow, quick)
-        assert both.one_way == 5 * MS
-        assert both.slow == {(1, 2): slower(2.5)}
-        assert join_pools(quick, slow).slow == {}
-
-    def test_whether_messages_share_kernels_is_as_in_the_first(self):
-        exchange = [sent(*way, (0, 9), (0, 9), fused=True) for way in ((0, 1), (1, 0))]
-        together, alone = pools_of(*exchange), pools_of(*often(4, 0, 1, length=10))
-        assert join_pools(together, alone).batched
-        assert not join_pools(alone, together).batched
-
-
 class TestSizes:
     def test_of_one_size_messages_grow_in_proportion_and_tails_do_not(self):
         pools = pools_of(*often(5, 0, 1, length=10), EARLY, *often(1, 0, 1, length=90, begin=900))
@@ -286,13 +251,3 @@ class TestSizes:
         assert larger.tail_ns.tolist() == pools.tail_ns.tolist()
         assert larger.body.tolist() == pools.body.tolist()
         assert larger.tail_ns.any()
-        assert pools.of_size(1.0) is pools
-
-    def test_of_two_sizes_they_lie_between_and_grow_beyond_as_those_of_one(self):
-        small = replace(pools_of(), one_way=10.0, drain=4.0)
-        both = replace(small, other=(2.0, replace(small, one_way=16.0, drain=12.0)))
-        assert both.of_size(1.5).one_way == pytest.approx(13.0)
-        assert both.of_size(1.5).drain == pytest.approx(8.0)
-        assert both.of_size(2.0).one_way == pytest.approx(16.0)
-        assert both.of_size(32.0).drain == pytest.approx(16 * 12.0)
-        assert both.of_size(1 / 16).one_way == pytest.approx(10.0 / 16)

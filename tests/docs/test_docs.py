@@ -154,7 +154,7 @@ def headings(page, folder="reference"):
 # Explained once: what reads traces takes these, or every verb does.
 EVERYWHERE = {
     *("--json", "--markdown", "--strict", "--quiet", "--capture"),
-    *("--max-inflated", "--engine", "--digest", "--pipeline"),
+    *("--engine", "--digest", "--pipeline"),
 }
 
 

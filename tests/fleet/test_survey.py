@@ -17,7 +17,7 @@ from debubble.errors import Code, DebubbleError
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.inspect import answer_inspect
 from debubble.timeline.fleet.survey import Means, NoPipelineIn, Question, inspect_run, survey_run
-from debubble.trace.digest.content import place_digests
+from debubble.trace.digest import place_digests
 from debubble.trace.engine import GivenEngine
 from debubble.trace.run import find_run
 from debubble.trace.source import inflate

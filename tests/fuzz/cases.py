@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 
 from fuzz import mutate
-from fuzz.damaged_digests import damaged_digest
-from fuzz.seeds import lay_out, nsight_export, pick_document, pick_op_table
+from fuzz.seeds import digest, lay_out, nsight_export, pick_document, pick_op_table
 
 _SIZES = ((1_500_000, 16 * 1024**2), (50_000, 500_000), (7_000, 100_000), (900, 30_000))
 _ODD_NAMES = (
@@ -118,6 +117,10 @@ def _damaged_export(random: Random) -> bytes:
     return random.choice(mutate.BYTE_MUTATORS)(random, data) if random.random() < 0.4 else data
 
 
+def _damaged_digest(random: Random) -> bytes:
+    return random.choice(mutate.BYTE_MUTATORS)(random, digest())
+
+
 def _mixed(random: Random) -> bytes:
     """The beginning of one format with the end of another."""
     makers = (_damaged_text, _damaged_op_table, _damaged_export)
@@ -131,5 +134,5 @@ _MAKERS: dict[str, Callable[[Random], bytes]] = {
     "op table": _damaged_op_table,
     "export": _damaged_export,
     "mixed": _mixed,
-    "digest": damaged_digest,
+    "digest": _damaged_digest,
 }

@@ -27,6 +27,9 @@ from support.traces.kineto_events import (
 )
 from support.traces.recordings import H200
 
+from debubble.trace.digest import pack_digest
+from debubble.trace.kineto import read_kineto
+
 # So many events of each kind and name are kept of a recorded file.
 _KEPT_OF_A_NAME = 3
 _RECORDED = ("fwd_closed_m4/rank0", "fwd_closed_m4/rank3", "1f1b_p2_m4/rank1")
@@ -173,6 +176,12 @@ def nsight_export() -> bytes:
 def _insert(db: sqlite3.Connection, table: str, *values: object) -> None:
     marks = ", ".join("?" * len(values))
     db.execute(f"INSERT INTO {table} VALUES ({marks})", values)  # noqa: S608 (our own names)
+
+
+@cache
+def digest() -> bytes:
+    """The digest of a recorded rank."""
+    return pack_digest(read_kineto(str(H200 / "fwd_closed_m4" / "rank0.json.gz")))
 
 
 @cache

@@ -48,7 +48,7 @@ def rungs_of(hops, slow=(), times=4.0):
 
 
 def chain(ranks, slow=(), hosts=None):
-    hops = [hop for pair in pairs_of(ranks, every=False) for hop in (pair, pair[::-1])]
+    hops = [hop for pair in pairs_of(ranks) for hop in (pair, pair[::-1])]
     names = hosts or ["a"] * ranks
     places = tuple(RankSite(rank=rank, host=names[rank], device="cpu") for rank in range(ranks))
     return HopTestResult(
@@ -158,11 +158,6 @@ def test_ladders_hold_the_job_s_own_size():
     assert sizes_of(4096, 3000) == (1024, 3000, 4096)
     with pytest.raises(UsageError):
         sizes_of(100)
-
-
-def test_neighbours_or_all_pairs():
-    assert pairs_of(3, every=False) == ((0, 1), (1, 2))
-    assert pairs_of(3, every=True) == ((0, 1), (0, 2), (1, 2))
 
 
 @pytest.mark.slow

@@ -10,14 +10,13 @@ import pytest
 from debubble.cli.links import sort_places
 from debubble.errors import UsageError
 from debubble.links.live import SCHEMA
-from debubble.trace.source import DEFAULT_LIMITS
 
 DATA = Path(__file__).parents[1] / "data"
 LOGS, TRACES = DATA / "links", DATA / "h200" / "1f1b_p3_m7"
 
 
 def sort(*places):
-    return sort_places([str(place) for place in places], DEFAULT_LIMITS)
+    return sort_places([str(place) for place in places])
 
 
 def test_a_folder_of_logs_is_its_logs():

@@ -16,7 +16,7 @@ from debubble.links.live import pairs_of
 
 RANKS = 4
 BYTES_PER_S = 50_000_000
-HOPS = [hop for pair in pairs_of(RANKS, every=False) for hop in (pair, pair[::-1])]
+HOPS = [hop for pair in pairs_of(RANKS) for hop in (pair, pair[::-1])]
 
 
 def measure_paced(hop, folder, out):

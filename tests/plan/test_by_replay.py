@@ -16,7 +16,6 @@ from debubble.ledger.hop_health import account_for
 from debubble.plan.baseline import FITS
 from debubble.plan.by_replay import find_misses
 from debubble.plan.plan import make_plan
-from debubble.plan.request import Planned
 from debubble.report.answers.plan import answer_of_plan
 from debubble.timeline.figures import measure_pipeline
 
@@ -41,7 +40,7 @@ def test_a_run_that_is_missed_is_planned_by_its_replay(slow_hop):
     assert set(repair.change.repaired) == {(1, 2), (2, 1)}
     saved_ns = baseline.window_ns - repair.window_ns
     assert saved_ns == pytest.approx(ledger.links.cost_of(repair.change.repaired), abs=1)
-    answer = answer_of_plan(Planned(plan=plan))
+    answer = answer_of_plan(plan)
     assert answer.verdict.startswith("Repair hops 1:2 and 2:1: +")
     assert "throughput by replay" in answer.verdict
     assert answer.options[0].by_replay

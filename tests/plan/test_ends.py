@@ -12,7 +12,6 @@ from debubble.plan.change import Change, Setting
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
-from debubble.plan.request import Planned
 from debubble.plan.split import best_split, ends_in_layers
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
@@ -90,7 +89,7 @@ def test_megatron_writes_stages_of_an_embedding_and_of_a_loss():
 
 def test_head_and_embedding_are_named_in_layers():
     plan = make_plan(*run_with_ends(6, 3, embedding=0.4, head=3.2))
-    answer = answer_of_plan(Planned(plan=plan))
+    answer = answer_of_plan(plan)
     assert ends_in_layers(plan.baseline) == pytest.approx((0.4, 3.2))
     assert answer.baseline.head_layers == pytest.approx(3.2)
     notes = plan_page(answer).notes
@@ -100,5 +99,5 @@ def test_head_and_embedding_are_named_in_layers():
         for one in notes
     )
     assert any("stage 0: 3 layers + embedding (worth 0.4 layers)" in one for one in notes)
-    without = plan_page(answer_of_plan(Planned(plan=make_plan(*run_with_ends(4, 4))))).notes
+    without = plan_page(answer_of_plan(make_plan(*run_with_ends(4, 4)))).notes
     assert not any("worth of" in one for one in without)

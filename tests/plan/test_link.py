@@ -17,7 +17,6 @@ from debubble.plan.change import Change
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.levers.link import repairs, words
 from debubble.plan.plan import make_plan
-from debubble.plan.request import Planned
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
 from debubble.timeline.figures import measure_pipeline
@@ -65,7 +64,7 @@ def test_all_slow_hops_of_a_rank_are_repaired_together():
     # A pipeline waits for its slowest hop: one of three repaired is nothing gained.
     gains = {frozenset(one.option.change.repaired): one.option.throughput_gain for one in found}
     assert max(gains[one] for one in each) < gains[of_all] / 2
-    said = answer_of_plan(Planned(plan=make_plan(baseline, timeline, links=links))).findings
+    said = answer_of_plan(make_plan(baseline, timeline, links=links)).findings
     assert sum("repairing it " in one for one in said) <= 1
 
 
@@ -75,9 +74,7 @@ def test_a_repair_that_saves_nothing_is_said_to_buy_nothing():
     (repair,) = plan.repairs
     for saved, buys in ((-1, "gains nothing."), (1, "saves little: 1 ns of ")):
         option = replace(repair.option, window_ns=plan.baseline.window_ns - saved)
-        said = answer_of_plan(
-            Planned(plan=replace(plan, repairs=(replace(repair, option=option),)))
-        ).findings
+        said = answer_of_plan(replace(plan, repairs=(replace(repair, option=option),))).findings
         assert sum(f"repairing it {buys}" in one for one in said) == 1, buys
 
 
@@ -148,7 +145,7 @@ def test_a_slow_hop_that_holds_up_a_forward_run_is_worth_its_repair(recorded):
     # The price is that of `find`, to the digit.
     assert saved_ms * MS == pytest.approx(named.culprit_saved_ns, abs=1)
     assert repair.replayed_ns == named.culprit_saved_ns == saved_by_repair(ledger, {(1, 2): None})
-    options = answer_of_plan(Planned(plan=plan)).to_dict()["options"]
+    options = answer_of_plan(plan).to_dict()["options"]
     option = next(one for one in options if one["lever"] == "link")
     assert option["change"] == {"repaired_hops": [[1, 2]]}
     assert option["link"]["replay_saved_s"] == repair.replayed_ns / 1e9
@@ -163,5 +160,5 @@ def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded
     assert repair.option not in plan.recommended
     assert any(
         said.startswith("Hop 2:3 takes 3.9 times as long as its peers; repairing it may gain +6 %")
-        for said in plan_page(answer_of_plan(Planned(plan=plan))).findings
+        for said in plan_page(answer_of_plan(plan)).findings
     )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from support.services.console import REPOSITORY, type_command
 from support.traces.read_once import analyse_recording
 
-from debubble.annexes.tune.prospects import _in_a_file
-from debubble.annexes.tune.setting import Setting
 from debubble.errors import CannotBeTold, UsageError
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import emit
@@ -47,15 +44,6 @@ def test_an_order_is_no_slower_than_the_best_with_a_name_and_leaves_a_little_mem
     left = headroom_after(little, found.change)
     assert min(rank.bytes for rank in left) >= 0.005 * limit
     assert find_order(little, question) == found  # rounds decide alone
-
-
-def test_a_schedule_that_a_command_does_not_know_by_name_is_an_order_for_it(baseline):
-    question = OrderSearch(rounds=1, cuts_anew=False)
-    first = find_order(baseline, question)
-    assert first.name == "zb-h2"
-    told = find_order(baseline, replace(question, schedules=frozenset({"1f1b"})))
-    assert told.name is None
-    assert told.change.order == order_of("zb-h2", 3, 7)
 
 
 def test_nothing_is_found_where_no_order_fits():
@@ -145,15 +133,3 @@ def test_what_plan_finds_simulate_prices_alike_from_its_file(tmp_path):
     )
     priced = json.loads(asked.text)["numbers"]["batch_latency_s"]
     assert priced == pytest.approx(option["numbers"]["batch_latency_s"], rel=0.01)
-
-
-def test_tune_tells_a_command_the_file_of_an_order(tmp_path):
-    order = order_of("zb-h2", 3, 7)
-    change = _in_a_file(Change(schedule=SEARCHED, order=order), tmp_path / "orders")
-    (file,) = (tmp_path / "orders").iterdir()
-    assert parse_order(file.read_text("utf-8")) == order
-    now = Setting(schedule="1f1b", microbatches=7)
-    assert now.after(change, 3).written("schedule") == str(file)
-    assert _in_a_file(Change(schedule=SEARCHED, order=order), tmp_path / "orders") == change
-    lighter = replace(change, recompute_stages=(0,))
-    assert now.after(lighter, 3) is None

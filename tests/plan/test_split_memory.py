@@ -14,7 +14,7 @@ from debubble.simulate.costs.memory import fit_memory, predict_peaks
 from debubble.timeline.schedules import order_of
 
 RUN = allocator_run("1f1b", 4, 8, [4, 4, 4, 4])
-COSTS = fit_memory([RUN])
+COSTS = fit_memory(RUN)
 
 
 def problem_of(memory, ranks=4, stages=4):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from textwrap import dedent
 
 import pytest
@@ -14,6 +13,8 @@ import torch
 from torch import nn
 
 from debubble.annexes.probe import device
+from debubble.annexes.probe.measured import PARTS
+from debubble.annexes.probe.pipeline import read_probe
 
 MODEL = """
     from dataclasses import dataclass
@@ -57,26 +58,12 @@ def test_the_kind_that_is_there_most_often_is_the_layer():
 
 def test_what_a_layer_keeps_is_counted_without_its_weights():
     layer = nn.Linear(8, 8, bias=False)
-    bench = device.Bench("cpu", trains=True, samples=4)
-    (timed,) = bench.time_all(
-        device.tell_kinds([layer]), [layer], lambda tokens: torch.randn(tokens, 8), [16]
-    )
+    bench = device.Bench([layer], lambda tokens: torch.randn(tokens, 8), trains=True)
+    (timed,) = bench.time_all([16])
     assert timed.saved_bytes == timed.output_bytes == 16 * 8 * 4
     assert timed.weight_bytes == 8 * 8 * 4
     assert timed.forward_s > 0
     assert timed.backward_s > 0
-
-
-def test_a_model_of_a_file_is_timed_and_written(model, tmp_path):
-    out = tmp_path / "probe.json"
-    words = [f"{model}:build", "--tokens", "4,8", "--samples", "4", "--device", "cpu"]
-    assert device.main([*words, "--out", str(out)]) == 0
-    found = json.loads(out.read_text("utf-8"))
-    assert found["schema"] == device.SCHEMA
-    assert found["layers"] == 3
-    assert {(row["part"], row["tokens"]) for row in found["alone"]} == {
-        (part, tokens) for part in ("embedding", "layer", "head") for tokens in (4, 8)
-    }
 
 
 @pytest.mark.parametrize(
@@ -95,14 +82,16 @@ def test_what_is_no_model_is_refused(model, words, message, capsys):
 
 
 @pytest.mark.slow
-def test_copies_slow_each_other_and_their_messages_are_timed(model, tmp_path):
+def test_copies_work_beside_each_other_and_their_messages_are_timed(model, tmp_path):
     out = tmp_path / "probe.json"
-    words = [f"{model}:build", "--tokens", "4,8", "--samples", "4", "--device", "cpu"]
-    assert device.main([*words, "--copies", "3", "--threads", "1", "--out", str(out)]) == 0
-    found = json.loads(out.read_text("utf-8"))
-    assert len(found["beside"]) == len(found["alone"])
-    layers = {row["output_bytes"] for row in found["alone"] if row["part"] == "layer"}
-    assert {row["bytes"] for row in found["messages"]} >= layers
-    for row in found["messages"]:
-        assert len(row["one_way_s"]) == len(row["both_ways_s"]) == 4
-        assert min(*row["one_way_s"], *row["both_ways_s"]) > 0
+    words = [f"{model}:build", "--tokens", "4,8", "--copies", "3", "--out", str(out)]
+    assert device.main(words) == 0
+    probe = read_probe(str(out))
+    assert (probe.layers, probe.copies, probe.sizes) == (3, 3, (4, 8))
+    timed = {(row.part, row.tokens) for row in probe.alone}
+    assert timed == {(part, tokens) for part in PARTS for tokens in (4, 8)}
+    assert timed == {(row.part, row.tokens) for row in probe.beside}
+    sizes = {row.output_bytes for row in probe.alone if row.part == "layer"}
+    assert {row.bytes for row in probe.messages} >= sizes
+    for row in probe.messages:
+        assert min(*row.one_way_s, *row.both_ways_s) > 0

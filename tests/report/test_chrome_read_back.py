@@ -26,7 +26,7 @@ REQUIRED = {
     "s": EVERY | {"cat": str, "id": int},
     "f": EVERY | {"cat": str, "id": int, "bp": str},
 }
-ALLOWED = {"X": {"args", "cname"}}
+ALLOWED = {"X": {"args"}}
 METADATA = {"process_name", "process_sort_index", "process_labels", "thread_name"}
 METADATA |= {"thread_sort_index"}
 

@@ -1,4 +1,4 @@
-"""Pages and pictures of link tests: every log and every hop is in them, with its figures."""
+"""Pages of link tests: every log and every hop is in them, with its figures."""
 
 from __future__ import annotations
 
@@ -9,19 +9,10 @@ import pytest
 
 from debubble.links.hop_times import Judgement, Verdict
 from debubble.links.live import HopTestResult, LiveHop, RankSite, Rung, times_of
-from debubble.links.logs.model import (
-    CopyLog,
-    Counter,
-    CounterLog,
-    LinkErrors,
-    Message,
-    MessageLog,
-    NvlinkErrors,
-)
-from debubble.links.logs.pairs import pairs_in
+from debubble.links.logs.hops import hops_in
 from debubble.links.logs.read import read_log
 from debubble.report.answers.link_tests import answer_live, answer_logs
-from debubble.report.link_tests import live_page, logs_page
+from debubble.report.links import live_page, logs_page
 
 OWN = Path(__file__).parents[1] / "data" / "links"
 LOGS = {
@@ -45,9 +36,15 @@ GPU1\tNV18\t X \t0-31
 """,
 }
 CELLS = {
-    "nvbandwidth": ("device_to_device_memcpy_read_ce", "N/A 395.1 396.4 N/A", "791.5 GB/s"),
-    "topology": ("0 → 1", "NV18"),
-    "status": ("0", "NVIDIA H200", "1 of 2", "26.6 GB/s"),
+    "nvbandwidth": (
+        "device_to_device_memcpy_read_ce",
+        "Passed",
+        "N/A 395.1 396.4 N/A",
+        "791.5",
+        "GB/s",
+    ),
+    "topology": ("0", "1", "NV18"),
+    "status": ("0", "NVIDIA H200", "1", "2", "26.6 GB/s"),
 }
 
 
@@ -63,7 +60,15 @@ def hop(source, destination, verdict=Verdict.HEALTHY, *, ill=None, both=True):
     judgement = Judgement(
         verdict=verdict, against=None, times=None, why="takes 4.0 times as long as its peers"
     )
-    return LiveHop(hop=(source, destination), rungs=(rung,), fit=None, judgement=judgement, ill=ill)
+    return LiveHop(
+        hop=(source, destination),
+        size_bytes=rung.size_bytes,
+        time_s=taken.alone_s,
+        rungs=(rung,),
+        fit=None,
+        judgement=judgement,
+        ill=ill,
+    )
 
 
 def measured(*hops):
@@ -76,7 +81,7 @@ def measured(*hops):
 @pytest.mark.parametrize("kind", LOGS)
 def test_each_kind_of_log_is_listed_under_its_file(kind):
     log = read_log(LOGS[kind], f"{kind}.txt")
-    page = logs_page([log], (), (), "")
+    page = logs_page(answer_logs([log], (), ()))
     [table] = page.tables
     assert f"{kind}.txt" in table.title
     assert CELLS[kind] in table.rows
@@ -84,60 +89,15 @@ def test_each_kind_of_log_is_listed_under_its_file(kind):
     assert json.loads(answer_logs([log], (), ()).to_json())["logs"][0]["file"] == f"{kind}.txt"
 
 
-RECORDED = {
-    "copies": (CopyLog(file="f", bytes_per_s={"h2d": 25e9}), ("h2d", "25.0 GB/s")),
-    "counters": (
-        CounterLog(
-            file="f",
-            counters=(
-                Counter(
-                    name="crc", host="a", device="3", increase=7, intervals=9, risen_intervals=2
-                ),
-            ),
-        ),
-        ("3", "a", "crc", "7", "2 of 9"),
-    ),
-    "messages": (
-        MessageLog(
-            file="f",
-            program="flight recorder",
-            messages=tuple(
-                Message(hop=(0, 1), sent=False, size_bytes=2**20, time_ns=time, alone=True)
-                for time in (2_000_000, 3_000_000, 4_000_000)
-            ),
-        ),
-        ("0 → 1", "receiver", "3", "1.00 MiB", "3.00 ms"),
-    ),
-    "errors": (
-        NvlinkErrors(
-            file="f",
-            counters=tuple(
-                LinkErrors(device=1, name="H200", link=link, kind=kind, errors=errors)
-                for link, kind, errors in ((4, "replay", 0), (5, "crc", 12))
-            ),
-        ),
-        ("1", "H200", "5", "12 crc"),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", RECORDED)
-def test_what_was_counted_beside_a_job_is_listed_and_what_never_rose_is_not(kind):
-    log, row = RECORDED[kind]
-    [table] = logs_page([log], [], [], "").tables
-    assert table.rows == [row]
-    assert len(table.columns) == len(row)
-    assert table.title.startswith("f")
-
-
 def test_a_test_of_two_ranks_is_told_of_both_directions():
     log = read_log((OWN / "sendrecv_2ranks.txt").read_text("utf-8"), "log")
-    pairs = pairs_in([log], classes={}, history={})
-    page, data = logs_page([log], pairs, (), "next"), answer_logs([log], pairs, ()).to_dict()
+    pairs = hops_in([log], classes={}, history={})
+    answer = answer_logs([log], pairs, ())
+    page, data = logs_page(answer), answer.to_dict()
     assert page.answer.startswith("Hop 0 ↔ 1: ")
     assert [(each["from_rank"], each["to_rank"]) for each in data["hops"]] == [(0, 1), (1, 0)]
     assert data["verdict"] == page.answer
-    assert page.tables[0].rows[0][0] == "0 ↔ 1"
+    assert [row[0] for row in page.tables[0].rows] == ["0 → 1", "1 → 0"]
 
 
 def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
@@ -146,7 +106,7 @@ def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
         hop(1, 0, Verdict.SLOW, ill="rank 1"),
         hop(1, 2),
     ]
-    page = live_page(measured(*hops), hops, (), "")
+    page = live_page(answer_live(measured(*hops), hops, ()))
     assert page.answer.startswith("Hop 0 → 1 takes 4.0 times")
     assert page.answer.endswith("the link between them is slow, and 1 more hop.")
     [second] = page.findings
@@ -166,12 +126,12 @@ def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
 )
 def test_the_answer_counts_what_is_healthy_and_what_is_unknown(verdicts, said):
     hops = [hop(rank, rank + 1, verdict) for rank, verdict in enumerate(verdicts)]
-    assert live_page(measured(*hops), hops, (), "").answer == said
+    assert live_page(answer_live(measured(*hops), hops, ())).answer == said
 
 
 def test_a_hop_that_was_not_measured_both_ways_has_a_dash_and_a_null():
     hops = [hop(0, 1, both=False)]
-    row = live_page(measured(*hops), hops, (), "").tables[0].rows[0]
-    assert row[1:5] == ("977 KiB", "1.00 ms", "1.00 GB/s", "–")
+    row = live_page(answer_live(measured(*hops), hops, ())).tables[0].rows[0]
+    assert row[1:4] == ("977 KiB", "1.00 ms", "1.00 GB/s")
     data = answer_live(measured(*hops), hops, ()).to_dict()["hops"][0]
     assert (data["both_ways_bytes_per_s"], data["ladder"][0]["both_ways_s"]) == (None, None)

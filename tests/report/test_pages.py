@@ -9,7 +9,7 @@ from support.traces.recordings import DATA, H200
 
 import debubble
 from debubble.annexes.probe.answers import PipelinePart as Simulated
-from debubble.annexes.probe.answers import ProbeAnswer, TimedPart, WirePart
+from debubble.annexes.probe.answers import ProbeAnswer, TimedPart
 from debubble.annexes.probe.report import probe_page
 from debubble.plan.emitted import Emitted
 from debubble.report.answers.find import JobPart, PipelinePart, answer_find
@@ -182,8 +182,6 @@ def probed(*pipelines, trains=True):
         layers=16,
         trains=trains,
         parts=[part],
-        slowed_by_each=0.0,
-        wire=WirePart(latency_s=1e-4, bytes_per_s=1e9, both_ways=1.0, told_by="you"),
         memory_limit_bytes=None,
         pipelines=list(pipelines),
         assumptions=["that all is quiet"],

@@ -92,7 +92,7 @@ def test_every_cause_that_was_seen_has_its_hatch_and_its_word(recorded):
     patterns = {pattern.get("id") for pattern in picture.iter(f"{SVG}pattern")}
     seen = {wait.cause for wait in recorded.waits}
     assert patterns == {f"h-{cause}" for cause in seen}
-    assert {cause.about.word for cause in seen} < set(texts(picture))
+    assert {cause.word for cause in seen} < set(texts(picture))
 
 
 def test_the_answer_is_its_title_for_eyes_and_for_screen_readers(recorded):

@@ -6,15 +6,15 @@ import contextlib
 import sys
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from support.jobs import simulated_job
 
-from debubble.annexes.tune.loop import Budget
-from debubble.annexes.tune.prospects import Scope
-from debubble.annexes.tune.run import TuningRequest
+from debubble.annexes.tune.loop import tune
+from debubble.annexes.tune.process import ProcessEnd, run_guarded
 from debubble.annexes.tune.setting import read_setting, read_template
-from debubble.annexes.tune.trial import Bench, ProcessEnd, run_guarded
+from debubble.annexes.tune.task import Budget, Scope, Task
 
 JOB = (sys.executable, str(Path(simulated_job.__file__)))
 NOW = ("split=3,3,3,7", "microbatches=4")
@@ -39,28 +39,27 @@ def play_here(words, environment, **rest):
     return ProcessEnd(code=code, seconds=time.monotonic() - began)
 
 
-def bench_of(folder, *more, now=NOW, words=PLACEHOLDERS):
+def task_of(folder, *more, now=NOW, words=PLACEHOLDERS):
     template = read_template((*JOB, *words, "--log", str(folder / "log"), *more), read_setting(now))
-    return Bench(template=template, steps=6, wait=0, folder=folder / "tune")
+    return Task(
+        template=template,
+        steps=6,
+        wait=0,
+        folder=folder / "tune",
+        budget=Budget(runs=12),
+        scope=Scope(most_microbatches=16, hold="microbatch"),
+    )
 
 
-def scope_of(**more):
-    usual = {
-        "schedules": frozenset({"1f1b", "gpipe"}),
-        "most_microbatches": 16,
-        "hold": "microbatch",
-        "limit_bytes": None,
-        "threshold": 0.02,
-    }
-    return Scope(**(usual | more))
+def tune_task(task, *, runs=12, seconds=None, **scope):
+    task = replace(
+        task,
+        budget=Budget(runs=runs, seconds=seconds),
+        scope=replace(task.scope, **scope),
+    )
+    return tune(task, on_start=lambda _chosen, _number: None, on_end=lambda _run: None)
 
 
-def tune(bench, *, runs=12, seconds=None, timeout_s=None, **scope):
-    budget = Budget(runs=runs, seconds=seconds, timeout_s=timeout_s)
-    request = TuningRequest(bench=bench, server=None, budget=budget, scope=scope_of(**scope))
-    return request.tune(None, "", on_start=lambda _chosen, _done: None, on_end=lambda _run: None)
-
-
-def runs_of(bench):
+def runs_of(task):
     """What the job was told, run by run, as it wrote it down itself."""
-    return (bench.folder.parent / "log").read_text().splitlines()
+    return (task.folder.parent / "log").read_text().splitlines()

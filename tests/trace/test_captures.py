@@ -11,7 +11,7 @@ from support.traces.kineto_events import document, kernel, write
 
 from debubble.errors import RunNotFound
 from debubble.trace.captures import group_captures
-from debubble.trace.format import Head, TraceFile
+from debubble.trace.format import TraceFile
 from debubble.trace.run import find_run, read_run
 
 
@@ -150,12 +150,6 @@ def test_twenty_thousand_captures_are_sorted_in_no_time():
     captures = group_captures(files)
     assert len(captures) > 10_000
     assert time.process_time() - began < 60  # it was an hour
-
-
-def test_a_digest_of_a_trace_with_an_impossible_name_is_named_in_words_that_can_be_printed():
-    head = Head(file="runs/\ud800.json", rank=0)
-    file = TraceFile(file="runs/rank0.debubble.npz", format="digest", rank=0, head=head)
-    assert file.named == "runs/?.json"
 
 
 def at(second, base_s=0):

@@ -147,14 +147,14 @@ def test_a_gzip_bomb_is_refused_by_ratio(tmp_path):
     bomb = b'{"traceEvents": [' + b" " * 80_000_000
     with pytest.raises(TraceTooLarge, match="250 times") as caught:
         read_kineto(write(tmp_path / "a.json.gz", bomb))
-    assert "--max-inflated" in caught.value.hint
+    assert "unpack it" in caught.value.hint
 
 
 def test_a_file_that_inflates_beyond_the_limit_is_refused(tmp_path):
     path = write(tmp_path / "a.json.gz", document(MANY))
     with pytest.raises(TraceTooLarge, match=r"97\.7 KiB") as caught:
         read_kineto(path, Limits(inflated_bytes=100_000))
-    assert "--max-inflated" in caught.value.hint
+    assert "unpack it" in caught.value.hint
     assert len(read_kineto(path, Limits(inflated_bytes=10_000_000)).kernels) == 3000
 
 

@@ -139,7 +139,7 @@ def test_a_scheme_that_nothing_opens_says_what_to_install(monkeypatch):
 
 def test_every_reading_verb_takes_urls_and_writes_none(store, tmp_path):
     url = store.put_folder(H200 / "1f1b_p2_m4", "verbs/before")
-    for words in (f"inspect {url}", f"plan {url} --also {url}", f"compare {url} {url}"):
+    for words in (f"inspect {url}", f"plan {url}", f"compare {url} {url}"):
         assert type_command(f"debubble {words}", tmp_path).code == 0, words
     refused = type_command(f"debubble find {url} --html s3://bucket/out", tmp_path)
     assert refused.code == 2

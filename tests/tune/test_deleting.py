@@ -7,12 +7,11 @@ import os
 import shutil
 
 import pytest
-from support.tuning import bench_of, play_here, tune
+from support.tuning import play_here, task_of, tune_task
 
-from debubble.annexes.tune.journal import NAME, begin_anew
-from debubble.annexes.tune.trial import LOG, MARKER, clear_trial
+from debubble.annexes.tune.journal import LOG, MARKER, NAME, begin_anew, clear_run
 from debubble.capture.files import keep_newest
-from debubble.cli.demo import _prepare
+from debubble.cli.demo import prepare_folder
 from debubble.errors import TuneError
 
 CAPTURE = "20260131-120000-step000000011"
@@ -23,11 +22,11 @@ OTHERS = ("thesis.txt", "src/model.py", f"run001/{CAPTURE}/notes.txt", "run001/m
 @pytest.fixture(scope="module")
 def tuning(tmp_path_factory):
     """A tuning that ran, once for all who take from it."""
-    bench = bench_of(tmp_path_factory.mktemp("tuning"))
+    task = task_of(tmp_path_factory.mktemp("tuning"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("debubble.annexes.tune.trial.run_guarded", play_here)
-        tune(bench, runs=1)
-    return bench.folder
+        patch.setattr("debubble.annexes.tune.job.run_guarded", play_here)
+        tune_task(task, runs=1)
+    return task.folder
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_a_journal_of_somebody_elses_is_neither_removed_nor_cut(tmp_path, text):
     with pytest.raises(TuneError, match="no journal"):
         begin_anew(tmp_path / "tune")
     with pytest.raises(TuneError):
-        tune(bench_of(tmp_path), runs=1)
+        tune_task(task_of(tmp_path), runs=1)
     assert (tmp_path / "tune" / NAME).read_text() == text
 
 
@@ -89,17 +88,17 @@ def test_a_link_is_not_followed(tuned, tmp_path):
 def test_a_forced_demo_leaves_folders_alone_that_no_demo_made(tmp_path, name):
     put(tmp_path / name, "thesis.txt", f"{CAPTURE}/rank0.json.gz")
     with pytest.raises(TuneError, match="did not make this folder"):
-        _prepare(tmp_path, force=True)
+        prepare_folder(tmp_path, force=True)
     assert len(files_in(tmp_path)) == 2
 
 
 def test_a_run_in_a_folder_that_was_not_empty_does_not_make_it_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("debubble.annexes.tune.trial.run_guarded", play_here)
-    bench = bench_of(tmp_path)
-    put(bench.folder / "run001", f"{CAPTURE}/rank0.json.gz")
-    tune(bench, runs=1)
+    monkeypatch.setattr("debubble.annexes.tune.job.run_guarded", play_here)
+    task = task_of(tmp_path)
+    put(task.folder / "run001", f"{CAPTURE}/rank0.json.gz")
+    tune_task(task, runs=1)
     with pytest.raises(TuneError):
-        clear_trial(bench.folder / "run001")
+        clear_run(task.folder / "run001")
 
 
 def test_of_old_captures_only_traces_and_sidecars_of_this_rank_go(tmp_path):

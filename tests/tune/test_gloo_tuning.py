@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from itertools import product
 
 import msgspec
 import pytest
 from support.services.console import type_command
-from support.tuning import scope_of
+from support.tuning import tune_task
 
-from debubble.annexes.tune.journal import Run
-from debubble.annexes.tune.loop import Budget
-from debubble.annexes.tune.prospects import Standing
-from debubble.annexes.tune.run import TuningRequest
+from debubble.annexes.tune.job import run_job
+from debubble.annexes.tune.journal import Kind, Run
 from debubble.annexes.tune.setting import Setting, read_setting, read_template
-from debubble.annexes.tune.trial import Bench, Kind, run_trial
+from debubble.annexes.tune.standing import Standing
+from debubble.annexes.tune.task import Budget, Limits, Task
 from debubble.timeline.job import Basis
 
 # So few steps that a run takes six seconds, half of them torch's start.
 STEPS, WAIT = 3, 1
 JOB = (
     *(sys.executable, "-P", "-m", "debubble.annexes.demo.job", "--steps", "9", "--width", "256"),
-    *("--split", "{split}", "--microbatches", "{microbatches}", "--schedule", "{schedule}"),
+    *("--split", "{split}", "--microbatches", "{microbatches}"),
 )
 NOW = ("split=2,2,2,4", "microbatches=4", "schedule=1f1b")
 SPLITS = [(2, 2, 2, 4), (3, 2, 2, 3), (2, 3, 3, 2), (3, 3, 2, 2), (2, 2, 3, 3), (4, 2, 2, 2)]
@@ -38,27 +38,20 @@ def say(figures):
     sys.__stdout__.write(f"\n{figures}\n")
 
 
-def bench_of(folder, now=NOW):
+def task_of(folder, now=NOW):
     template = read_template(JOB, read_setting(now))
-    return Bench(template=template, steps=STEPS, wait=WAIT, folder=folder)
+    return Task(template=template, steps=STEPS, wait=WAIT, folder=folder, budget=Budget(runs=6))
 
 
-def tune(bench, runs=6, **scope):
-    scope = {"schedules": frozenset({"1f1b", "gpipe"}), "most_microbatches": 16} | scope
-    request = TuningRequest(
-        bench=bench,
-        server=None,
-        budget=Budget(runs=runs, seconds=None, timeout_s=120.0),
-        scope=scope_of(**scope),
-    )
-    return request.tune(None, "", on_start=lambda _chosen, _done: None, on_end=lambda _run: None)
+def tune(task, runs=6, **scope):
+    return tune_task(task, runs=runs, most_microbatches=16, hold="microbatch", **scope)
 
 
 @pytest.mark.slow
 def test_a_real_pipeline_is_run_and_planned_and_tried(tmp_path):
     # A run that other work disturbed may be missed by its simulation, and then nothing is tried.
     for attempt in range(3):
-        tuned = tune(bench_of(tmp_path / str(attempt)), runs=2)
+        tuned = tune(task_of(tmp_path / str(attempt)), runs=2)
         if len(tuned.standing.runs) == 2:
             break
     assert [run.outcome.kind for run in tuned.standing.runs] == [Kind.MEASURED] * 2
@@ -67,30 +60,14 @@ def test_a_real_pipeline_is_run_and_planned_and_tried(tmp_path):
     assert all(rank.peak_bytes for rank in tuned.standing.runs[0].outcome.measurement.memory)
 
 
-def run_each(bench, settings):
+def run_each(task, settings):
     """Run settings one after the other, as one would without a plan."""
     runs = []
     for number, setting in enumerate(settings, start=1):
-        outcome, _ = run_trial(
-            bench,
-            setting,
-            out=bench.folder_of(number),
-            token=ALL,
-            timeout_s=120,
-            cut_s=None,
-        )
-        runs.append(
-            Run(
-                number=number,
-                token="",
-                setting=setting,
-                why="all",
-                began_s=time.time(),
-                expected=None,
-                outcome=outcome,
-            )
-        )
-    return Standing(now=bench.template.now, runs=tuple(runs))
+        run = Run(number=number, token=ALL, setting=setting, why="all")
+        outcome, _ = run_job(task, run, task.folder_of(number), Limits(hangs_s=120))
+        runs.append(replace(run, outcome=outcome))
+    return Standing(task=task, runs=tuple(runs))
 
 
 def ratio_of(one, other, folder):
@@ -100,7 +77,7 @@ def ratio_of(one, other, folder):
     """
     if one == other:
         return 1.0
-    turns = run_each(bench_of(folder), [one, other, other, one, one, other])
+    turns = run_each(task_of(folder), [one, other, other, one, one, other])
     rates = [
         max(
             rate
@@ -116,13 +93,13 @@ def ratio_of(one, other, folder):
 @pytest.mark.accuracy
 def test_it_ends_near_the_best_of_all_in_a_third_of_the_runs(tmp_path):
     every = run_each(
-        bench_of(tmp_path / "all"),
+        task_of(tmp_path / "all"),
         [
             Setting(split=split, microbatches=count, schedule="1f1b")
             for split, count in product(SPLITS, COUNTS)
         ],
     )
-    tuned = tune(bench_of(tmp_path / "tuned"), schedules=frozenset({"1f1b"}))
+    tuned = tune(task_of(tmp_path / "tuned"))
     # Runs an hour apart differ by more than 3 %: what won here and there is run again, in turn.
     held = ratio_of(tuned.winner, every.best, tmp_path / "both")
     say(
@@ -137,14 +114,14 @@ def test_it_ends_near_the_best_of_all_in_a_third_of_the_runs(tmp_path):
 @pytest.mark.accuracy
 def test_with_a_memory_limit_no_real_run_ends_over_it(tmp_path):
     now = ("split=2,2,2,4", "microbatches=4", "schedule=gpipe")
-    first = tune(bench_of(tmp_path / "first", now), runs=1)
+    first = tune(task_of(tmp_path / "first", now), runs=1)
     limit = 2 * peak(first.standing.runs[0])
-    tuned = tune(bench_of(tmp_path / "tight", now), schedules=frozenset(), limit_bytes=limit)
+    tuned = tune(task_of(tmp_path / "tight", now), limit_bytes=limit)
     best = tuned.standing.best
     say(f"limit {limit}, winner {tuned.winner}, best {best} at {peak(tuned.standing.of(best)[0])}")
     assert peak(tuned.standing.of(best)[0]) <= limit
     assert best.microbatches == 8
-    assert {one.change.microbatches for one in tuned.prospects.refused} >= {16}
+    assert {one.change.microbatches for one in tuned.candidates.refused} >= {16}
 
 
 def peak(run):
@@ -159,8 +136,9 @@ def test_the_demo_is_better_every_time_and_predicts_what_comes(tmp_path):
         answer = type_command(f"debubble demo --out demo{number} --json --quiet", tmp_path)
         seconds.append(time.monotonic() - began)
         data = msgspec.json.decode(answer.text)
-        verdicts.append(data["verdict"])
-        errors.append(data["error_fraction"])
+        verdicts.append(data["compare"]["verdict"])
+        predicted = data["compare"]["predicted"]
+        errors.append(predicted["measured_s"] / predicted["batch_latency_s"] - 1)
     near = sum(abs(error) <= 0.05 for error in errors)
     say(
         f"{verdicts.count('better')} of {DEMOS} better, {near} within 5 %; "

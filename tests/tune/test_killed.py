@@ -11,9 +11,9 @@ import sys
 import msgspec
 import pytest
 from support.processes import processes_with, wait_until
-from support.tuning import JOB, NOW, PLACEHOLDERS, bench_of, runs_of, tune
+from support.tuning import JOB, NOW, PLACEHOLDERS, runs_of, task_of, tune_task
 
-from debubble.annexes.tune.trial import MARK, end_marked, run_guarded
+from debubble.annexes.tune.process import MARK, end_marked, run_guarded
 
 RUNS, KILLS = 4, 10
 LATE, LEFT, NONE = "late", "left", "none"
@@ -61,7 +61,7 @@ def start(folder, *words):
     return subprocess.Popen(
         [
             *(sys.executable, "-c", program, "tune", "--quiet", "--json", "--runs", "12"),
-            *("--out", str(folder / "tune"), "--store", f"sqlite:///{folder / 'history.db'}"),
+            *("--out", str(folder / "tune")),
             *words,
         ],
         stdout=subprocess.PIPE,
@@ -79,7 +79,7 @@ def tokens(folder):
     journal = folder / "tune" / "journal.jsonl"
     lines = journal.read_bytes().splitlines() if journal.exists() else []
     found = [msgspec.json.decode(line) for line in lines if line.endswith(b"}")]
-    return [line["began"]["token"] for line in found if "began" in line]
+    return list(dict.fromkeys(line["token"] for line in found if "token" in line))
 
 
 def kill_and_resume(folder, moments, *words):
@@ -108,11 +108,6 @@ def check(folder, moments, winner, *words):
     assert {run["outcome"] for run in answer["runs"]} == {"measured"}
     # What was under way when it was killed runs again, and nothing else does.
     assert len(answer["runs"]) <= len(tokens(folder)) <= len(answer["runs"]) + killed
-    from debubble.measure.store import Store  # noqa: PLC0415
-
-    store = Store(f"sqlite:///{folder / 'history.db'}")
-    assert len(store.records()) == len(answer["runs"])
-    store.close()
     return killed
 
 
@@ -169,10 +164,10 @@ def test_ten_random_moments_of_kill_9_change_nothing_of_a_real_pipeline(tmp_path
 
 @pytest.mark.slow
 def test_half_a_line_at_the_end_of_the_journal_is_forgotten(tmp_path):
-    bench = bench_of(tmp_path)
-    tune(bench, runs=1)
-    with (bench.folder / "journal.jsonl").open("ab") as journal:
-        journal.write(b'{"began": {"number": 2, "tok')
-    tuned = tune(bench, runs=2)
+    task = task_of(tmp_path)
+    tune_task(task, runs=1)
+    with (task.folder / "journal.jsonl").open("ab") as journal:
+        journal.write(b'{"number": 2, "tok')
+    tuned = tune_task(task, runs=2)
     assert [run.number for run in tuned.standing.runs] == [1, 2]
-    assert len(runs_of(bench)) == 2
+    assert len(runs_of(task)) == 2

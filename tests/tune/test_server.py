@@ -15,9 +15,11 @@ from support.processes import PATIENCE_S, free_port, processes_with, wait_until
 from support.services.console import REPOSITORY, type_command
 from support.services.example_load import FILE
 
-from debubble.annexes.tune.server import Server, model_of, planned, prospects, weigh
+from debubble.annexes.tune.job import read_capture
+from debubble.annexes.tune.process import MARK
+from debubble.annexes.tune.server import answers, model_of, neighbours, planned
 from debubble.annexes.tune.setting import SERVING_KNOBS, Setting, read_setting, read_template
-from debubble.annexes.tune.trial import MARK, read_capture
+from debubble.annexes.tune.task import Server
 from debubble.errors import UsageError
 from debubble.measure.load_results import LoadResult
 from debubble.trace.server_notes import SCHEMA, ServerNotes, Span
@@ -30,7 +32,7 @@ ENGINE = REPOSITORY / "examples" / "serve_pipeline" / "serve.py"
 
 def test_what_lies_next_to_a_setting_is_tried_batches_in_flight_first_where_stages_starve():
     now = Setting(layers=(1, 1, 1, 5), in_flight=2, chunk=512)
-    assert prospects(now, None) == [
+    assert list(dict.fromkeys(neighbours(now, None))) == [
         Setting(layers=(1, 1, 1, 5), in_flight=4, chunk=512),
         Setting(layers=(2, 2, 2, 2), in_flight=2, chunk=512),
         Setting(layers=(1, 1, 1, 5), in_flight=1, chunk=512),
@@ -66,11 +68,10 @@ def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
     now = Setting(layers=(3, 3, 3, 7), in_flight=4)
     model = model_of(now, Noted(0.0, capture), load)
     assert model is not None
-    even = replace(now, layers=(4, 4, 4, 4))
-    assert even in planned(model, now)
-    assert weigh(model, now, even).gain > 0.1
-    assert weigh(model, now, now).gain == pytest.approx(0.0)
-    assert weigh(model, now, replace(now, tokens_a_batch=64)) is None
+    gains = {
+        candidate.setting.layers: candidate.expected.gain for candidate in planned(model, now, 1.0)
+    }
+    assert gains[4, 4, 4, 4] > 0.1
     # Where requests wait, or other batches are in flight than it was told, nothing is built on it.
     assert model_of(now, Noted(3.0, capture), load) is None
     assert model_of(now, Noted(None, capture), load) is None
@@ -80,8 +81,8 @@ def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
 
 def test_a_batch_takes_more_requests_only_where_some_wait():
     now = Setting(requests_a_batch=8)
-    assert [one.requests_a_batch for one in prospects(now, Noted(3.0))] == [16, 4]
-    assert [one.requests_a_batch for one in prospects(now, Noted(0.0))] == [4]
+    assert [one.requests_a_batch for one in neighbours(now, Noted(3.0))] == [16, 4]
+    assert [one.requests_a_batch for one in neighbours(now, Noted(0.0))] == [4]
 
 
 def test_a_server_is_told_what_servers_can_be_told_and_its_folder():
@@ -104,7 +105,7 @@ def words_for(folder, port, *, way="", now="in_flight=1", runs=5, load=f"{LOAD} 
     return (
         f"debubble tune --server '{TINY} {port} {{in_flight}} 64 {way}' "
         f"--url http://127.0.0.1:{port} --load '{load}' --now {now} --runs {runs} "
-        f"--out {folder / 'tune'} --store sqlite:///{folder / 'history.db'}"
+        f"--out {folder / 'tune'}"
     )
 
 
@@ -112,7 +113,7 @@ def running(folder):
     """Processes of any run whose journal is in a folder."""
     journal = folder / "tune" / "journal.jsonl"
     lines = [json.loads(line) for line in journal.read_text().splitlines()]
-    tokens = [line["began"]["token"] for line in lines if line.get("began")]
+    tokens = {line["token"] for line in lines if "token" in line}
     return processes_with(*(f"{MARK}={token}{of}" for token in tokens for of in ("", ".load")))
 
 
@@ -153,7 +154,7 @@ def test_the_setting_that_serves_most_is_found_confirmed_and_nothing_is_left(tmp
 )
 def test_a_server_that_cannot_be_measured_is_named_with_its_own_words(tmp_path, way, words):
     command = words_for(tmp_path, free_port(), way=way)
-    said = type_command(f"{command} --timeout 3s", tmp_path)
+    said = type_command(f"{command} --minutes 0.05", tmp_path)
     assert said.code == 2
     assert "the unchanged server cannot be measured" in said.err
     assert words in said.err
@@ -205,7 +206,8 @@ def test_a_server_that_is_there_already_is_not_measured_for_another(tmp_path):
 
 
 def wait_for(port):
-    wait_until(Server(url=f"http://127.0.0.1:{port}", load=()).answers)
+    server = Server(url=f"http://127.0.0.1:{port}", load=())
+    wait_until(lambda: answers(server))
 
 
 @pytest.mark.slow
@@ -257,7 +259,7 @@ def test_the_gloo_engine_ends_with_a_measured_gain_and_no_process(tmp_path):
         f"--load '{sys.executable} {FILE} {{url}} "
         "clients=6 prompt=16 output=8 seconds=3 warm-up=1' "
         "--now layers=1,1,1,5 --now in_flight=1 --runs 4 --json "
-        f"--out {tmp_path / 'tune'} --store sqlite:///{tmp_path / 'history.db'}",
+        f"--out {tmp_path / 'tune'}",
         tmp_path,
     )
     assert said.code == 0, said.text

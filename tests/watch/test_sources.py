@@ -12,7 +12,7 @@ from support.traces.recordings import H200
 from debubble.annexes.watch.config import Source
 from debubble.annexes.watch.sources import Scanner, remove_capture
 from debubble.errors import RunNotFound
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace
 from debubble.trace.run import find_run, read_run
 
 RUN = H200 / "1f1b_p2_m4"

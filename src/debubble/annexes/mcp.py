@@ -1,20 +1,23 @@
 """Calls of an agent in → verbs as tools of the Model Context Protocol, on the official package.
 
-Tools read and nothing else. They see the folders that they are given, wherever links lead. One
-call runs at a time, in a thread, so that a ping is answered while traces are read.
+A tool is its verb on the command line with `--json`, and takes those of its options that read and
+nothing else. Tools see the folders that they are given, wherever links lead. One call runs at a
+time, in a thread, so that a ping is answered while traces are read.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import anyio
 import anyio.to_thread
+import click
 import msgspec
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
@@ -37,107 +40,28 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
-from debubble import __version__, api
-from debubble.analysis import Analysis
+from debubble import __version__
+from debubble.cli import VERBS, cli
 from debubble.errors import DebubbleError, Unforeseen, UsageError
-from debubble.measure.compare import DEFAULT_THRESHOLD
-from debubble.plan.emit import EMITTERS
-from debubble.plan.server import ServerQuestion
-from debubble.report.answers.base import Answer, answer_error, json_text
-from debubble.report.answers.brief import brief_of
-from debubble.report.answers.inspect import answer_inspect, answer_no_pipeline
-from debubble.report.answers.server_plan import (
-    answer_server_plan,
-    answer_server_simulate,
-)
-from debubble.timeline.fleet.survey import Means, NoPipelineIn, inspect_run
+from debubble.report.answers.base import answer_error, json_text
 from debubble.timeline.schedules import SCHEDULES
-from debubble.trace.run import find_run
 from debubble.trace.source import is_url
 
-_GLOB = frozenset("*?[")
-
-
-def _about(text: str) -> msgspec.Meta:
-    return msgspec.Meta(description=text)
-
-
-Places = Annotated[
-    list[str], msgspec.Meta(description="Files or folders with traces of one run.", min_length=1)
-]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-
-
-class Whole(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every tool takes."""
-
-    whole: Annotated[
-        bool, _about("The whole answer, tens of kilobytes, in place of the brief one.")
-    ] = False
-
-
-class OfRun(Whole, kw_only=True, forbid_unknown_fields=True):
-    """What every tool takes that is about one run."""
-
-    traces: Places
-    capture: Annotated[
-        str | None, _about("Which capture, by its name, where there are several.")
-    ] = None
-
-
-class OfPipeline(OfRun, kw_only=True, forbid_unknown_fields=True):
-    """The same, of one pipeline of the run."""
-
-    pipeline: Annotated[int | None, _about("One pipeline alone, counted from 0.")] = None
-
-
-class OfStep(OfPipeline, kw_only=True, forbid_unknown_fields=True):
-    """The same, of one step."""
-
-    step: Annotated[int | None, _about("One step alone, by the profiler's number.")] = None
-
-
-class OfPlan(OfPipeline, kw_only=True, forbid_unknown_fields=True):
-    """What `plan` takes."""
-
-    emit: Annotated[
-        str | None,
-        _about("Write the best option for a framework: torch, megatron, vllm, …"),
-    ] = None
-    memory_limit_bytes: Annotated[float | None, _about("Of each rank.")] = None
-    most_microbatches: Positive | None = None
-    hold: Annotated[
-        Literal["batch", "microbatch"] | None,
-        _about("What keeps its size when microbatches change."),
-    ] = None
-
-
-class OfChange(OfPipeline, kw_only=True, forbid_unknown_fields=True):
-    """What `simulate` takes; what is left out stays as it is."""
-
-    microbatches: Positive | None = None
-    hold: Literal["batch", "microbatch"] | None = None
-    split: Annotated[list[int] | None, _about("Layers of each stage.")] = None
-    schedule: Annotated[str | None, _about(f"One of {', '.join(SCHEDULES)}.")] = None
-    chunks: Annotated[Positive | None, _about("Stages a rank in that schedule.")] = None
-    overlap: Annotated[bool | None, _about("Transfers beside compute.")] = None
-    recompute: bool | None = None
-    hops: Annotated[list[str], _about("Rates of hops: 2:3=5GB/s.")] = msgspec.field(
-        default_factory=list
-    )
-    tokens: Annotated[str | None, _about("Of a microbatch, 4096, or 2x as many.")] = None
-    in_flight: Annotated[Positive | None, _about("Of a server: batches at once.")] = None
-    chunk: Annotated[Positive | None, _about("Of a server: prompt tokens a batch.")] = None
-
-
-class OfTwo(Whole, kw_only=True, forbid_unknown_fields=True):
-    """What `compare` takes."""
-
-    before: Places
-    after: Places
-    threshold: Annotated[float, _about("The smallest change that matters, a fraction.")] = (
-        DEFAULT_THRESHOLD
-    )
+_RUN = ("--capture", "--pipeline")
+TOOLS = {
+    "inspect": ("--capture",),
+    "find": (*_RUN, "--step"),
+    "links": _RUN,
+    "plan": (*_RUN, "--emit", "--memory-limit", "--max-microbatches", "--hold"),
+    "simulate": (
+        *(*_RUN, "--microbatches", "--hold", "--split", "--schedule", "--chunks", "--overlap"),
+        *("--recompute", "--hop", "--tokens", "--in-flight", "--chunk"),
+    ),
+    "compare": ("--threshold",),
+}
+"""Each verb with the options that its tool takes: none of them reads or writes another file."""
+# What is no part of a path here: globs, and commas, which join captures for `compare`.
+_SPECIAL = frozenset("*?[,\0")
 
 
 class Folders:
@@ -154,7 +78,7 @@ class Folders:
 
         What is not there and what is elsewhere is refused in the same words.
         """
-        if is_url(word) or "\0" in word or not word.strip() or _GLOB & set(word):
+        if is_url(word) or not word.strip() or _SPECIAL & set(word):
             raise UsageError(f"{word!r} is no path", hint="give files or folders, no URL or glob")
         for folder in self.folders:
             try:
@@ -197,47 +121,30 @@ class Tools:
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
-        self.known: dict[str, tuple[str, type[Whole], Callable[[Any], tuple[Answer, str]]]] = {
-            "inspect": (
-                "What is there? Files, ranks, steps; what is missing or broken.",
-                OfRun,
-                self._inspect,
-            ),
-            "find": (
-                "Where does the time go? The bubble, its causes, whose they are, what each costs.",
-                OfStep,
-                self._find,
-            ),
-            "links": (
-                "Is it the wire? Each hop judged, and what slow ones cost the batch.",
-                OfPipeline,
-                self._links,
-            ),
-            "plan": (
-                "What should change? Options ranked, memory checked; `emit` writes the best one.",
-                OfPlan,
-                self._plan,
-            ),
-            "simulate": (
-                "What if? One change, or several, of a measured run predicted.",
-                OfChange,
-                self._simulate,
-            ),
-            "compare": (
-                "Did it work? The run after a change against the one before: one verdict.",
-                OfTwo,
-                self._compare,
-            ),
-        }
+        self.options: dict[str, dict[str, click.Option]] = {}
+        for verb, flags in TOOLS.items():
+            command = cli.get_command(click.Context(cli), verb)
+            if isinstance(command, click.Group):  # alone it reads traces
+                command = command.commands["read"]
+            known = (
+                {option.opts[0]: option for option in command.params if option.opts}
+                if command
+                else {}
+            )
+            self.options[verb] = {
+                flag.removeprefix("--").replace("-", "_"): option
+                for flag in flags
+                if isinstance(option := known[flag], click.Option)
+            }
 
     def listed(self) -> list[Tool]:
         """Return every tool as `tools/list` has it."""
         return [
             Tool(
-                name=name,
-                title=f"debubble {name}",
-                description=what,
-                input_schema=_schema_of(takes),
+                name=verb,
+                title=f"debubble {verb}",
+                description=VERBS[verb],
+                input_schema=self._schema(verb),
                 annotations=ToolAnnotations(
                     read_only_hint=True,
                     destructive_hint=False,
@@ -245,102 +152,92 @@ class Tools:
                     open_world_hint=False,
                 ),
             )
-            for name, (what, takes, _) in self.known.items()
+            for verb in TOOLS
         ]
 
-    def call(self, name: str, arguments: Any) -> CallToolResult:
+    def _schema(self, verb: str) -> dict[str, Any]:
+        """Return the JSON Schema of what a tool takes."""
+        run = {
+            "type": "array",
+            "items": {"type": "string"},
+            "minItems": 1,
+            "description": "Files or folders with traces of one run.",
+        }
+        places = dict.fromkeys(_places(verb), run)
+        asked = {name: _schema_of(option) for name, option in self.options[verb].items()}
+        whole = {"type": "boolean", "description": "The whole answer: tens of kilobytes."}
+        return {
+            "type": "object",
+            "properties": {**places, **asked, "whole": whole},
+            "required": list(places),
+            "additionalProperties": False,
+        }
+
+    def call(self, verb: str, arguments: dict[str, Any]) -> CallToolResult:
         """Answer as `tools/call` does; what goes wrong is an answer, too."""
+        printed = io.StringIO()
         try:
-            _, takes, answers = self.known[name]
-            asked = msgspec.convert(arguments, takes, strict=True)
-            whole, following = answers(asked)
-            brief = {} if asked.whole else brief_of(whole, [following] if following else [])
-        except msgspec.ValidationError as wrong:
-            return _failed(UsageError(str(wrong), hint="see tools/list"))
-        except DebubbleError as error:
-            return _failed(error)
-        except Exception as error:  # noqa: BLE001 (the next question is to be answered all the same)
-            unforeseen = Unforeseen(f"unforeseen: {type(error).__name__}: {error}")
-            return _failed(unforeseen)
-        return _result(brief or whole.to_dict())
+            words = self._words(verb, dict(arguments))
+            with redirect_stdout(printed), redirect_stderr(io.StringIO()):
+                cli.main(args=words, prog_name="debubble", standalone_mode=False)
+            return _result(msgspec.json.decode(printed.getvalue()))
+        except click.ClickException as wrong:
+            error: DebubbleError = UsageError(wrong.format_message(), hint="see tools/list")
+        except DebubbleError as known:
+            error = known
+        except Exception as unknown:  # noqa: BLE001 (the next question is to be answered all the same)
+            error = Unforeseen(f"unforeseen: {type(unknown).__name__}: {unknown}")
+        return _result(answer_error(error).to_dict(), wrong=True)
 
-    def _analyse(self, asked: OfPipeline, step: int | None = None) -> Analysis:
-        return api.analyse(
-            [self.folders.place(word) for word in asked.traces],
-            capture=asked.capture,
-            pipeline=asked.pipeline,
-            step=step,
-        )
+    def _words(self, verb: str, asked: dict[str, Any]) -> list[str]:
+        """Write a call as one would type it."""
+        places: list[str] = []
+        for name in _places(verb):
+            words = asked.pop(name, None)
+            if not (isinstance(words, list) and words and all(isinstance(it, str) for it in words)):
+                raise UsageError(f"{name} must be a list of paths", hint="see tools/list")
+            found = [self.folders.place(word) for word in words]
+            places += [",".join(found)] if verb == "compare" else found
+        typed = [f"--json={'full' if asked.pop('whole', False) else 'brief'}"]
+        for name, value in asked.items():
+            option = self.options[verb].get(name)
+            if option is None:
+                raise UsageError(f"{verb} takes no {name}", hint="see tools/list")
+            values = value if option.multiple and isinstance(value, list) else [value]
+            for each in values:
+                if not isinstance(each, str | int | float) or isinstance(each, bool):
+                    raise UsageError(f"{each!r} is no value of {name}", hint="see tools/list")
+                typed.append(f"{option.opts[0]}={each}")
+        schedule = asked.get("schedule", "1f1b")
+        if schedule not in SCHEDULES:  # on the command line it may be a file
+            hint = f"one of {', '.join(SCHEDULES)}"
+            raise UsageError(f"there is no schedule {schedule!r}", hint=hint)
+        return [verb, *typed, *places]
 
-    def _inspect(self, asked: OfRun) -> tuple[Answer, str]:
-        places = [self.folders.place(word) for word in asked.traces]
-        run = inspect_run(find_run(places, capture=asked.capture), Means())
-        answer = answer_inspect(run)
-        return answer, _then("find", asked.traces) if answer.holds_pipeline else ""
 
-    def _find(self, asked: OfStep) -> tuple[Answer, str]:
-        try:
-            answer = api.find(self._analyse(asked, asked.step))
-        except NoPipelineIn as why:
-            if not why.run.ranks:
-                raise
-            return answer_no_pipeline(why), ""
-        slow = any(hop.verdict == "slow" for hop in answer.hops)
-        return answer, _then("links" if slow else "plan", asked.traces)
+def _places(verb: str) -> tuple[str, ...]:
+    """Name the arguments that are paths."""
+    return ("before", "after") if verb == "compare" else ("traces",)
 
-    def _links(self, asked: OfPipeline) -> tuple[Answer, str]:
-        return api.links(self._analyse(asked)), _then("plan", asked.traces)
 
-    def _plan(self, asked: OfPlan) -> tuple[Answer, str]:
-        run = self._analyse(asked)
-        if run.pipeline.kind == "stream":
-            return answer_server_plan(run, run.plan_server(), asked.emit), ""
-        answer = api.plan(
-            run,
-            memory_limit_bytes=asked.memory_limit_bytes,
-            most_microbatches=asked.most_microbatches,
-            hold=asked.hold,
-            emit=asked.emit,
-            frameworks=tuple(EMITTERS) if asked.whole else (),
-        )
-        tell = answer.tellable_framework
-        return answer, _then("plan", asked.traces, emit=tell) if tell and not asked.emit else ""
+def _schema_of(option: click.Option) -> dict[str, Any]:
+    """Return the JSON Schema of an option."""
+    schema: dict[str, Any] = {"type": "string"}
+    if isinstance(option.type, click.Choice):
+        schema["enum"] = list(option.type.choices)
+    elif isinstance(option.type, click.types.IntParamType):
+        schema["type"] = "integer"
+    if option.multiple:
+        schema = {"type": "array", "items": schema}
+    return {**schema, "description": option.help or ""}
 
-    def _simulate(self, asked: OfChange) -> tuple[Answer, str]:
-        if asked.schedule is not None and asked.schedule not in SCHEDULES:
-            # On the command line it may be a file.
-            raise UsageError(
-                f"there is no schedule {asked.schedule!r}", hint=f"one of {', '.join(SCHEDULES)}"
-            )
-        run = self._analyse(asked)
-        if run.pipeline.kind == "stream":
-            question = ServerQuestion(
-                split=tuple(asked.split) if asked.split else None,
-                in_flight=asked.in_flight,
-                chunk=asked.chunk,
-            )
-            return answer_server_simulate(run, run.ask_server(question)), ""
-        return (
-            api.simulate(
-                run,
-                microbatches=asked.microbatches,
-                hold=asked.hold,
-                split=asked.split,
-                schedule=asked.schedule,
-                chunks=asked.chunks,
-                overlap=asked.overlap,
-                recompute=asked.recompute,
-                hops=asked.hops,
-                tokens=asked.tokens,
-            ),
-            "",
-        )
 
-    def _compare(self, asked: OfTwo) -> tuple[Answer, str]:
-        sides = [
-            [self.folders.place(word) for word in side] for side in (asked.before, asked.after)
-        ]
-        return api.compare(*sides, threshold=asked.threshold), _then("plan", asked.after)
+def _result(answer: dict[str, Any], *, wrong: bool = False) -> CallToolResult:
+    return CallToolResult(
+        content=[TextContent(text=json_text(answer, compact=True))],
+        structured_content=answer,
+        is_error=wrong,
+    )
 
 
 def build_server(tools: Tools) -> Server:
@@ -355,8 +252,8 @@ def build_server(tools: Tools) -> Server:
     async def call_tool(
         _context: ServerRequestContext, params: CallToolRequestParams
     ) -> CallToolResult:
-        if params.name not in tools.known:
-            names = ", ".join(tools.known)
+        if params.name not in TOOLS:
+            names = ", ".join(TOOLS)
             raise MCPError(INVALID_PARAMS, f"no tool {params.name!r}; one of {names}")
         return await anyio.to_thread.run_sync(
             tools.call, params.name, params.arguments or {}, limiter=one_at_a_time
@@ -410,29 +307,3 @@ def _refusal(error: Exception) -> JSONRPCError:
         number = wrong["input"].get("id") if isinstance(wrong["input"], dict) else None
     usable = isinstance(number, str | int) and not isinstance(number, bool)
     return JSONRPCError(jsonrpc="2.0", id=number if usable else None, error=refusal)
-
-
-def _schema_of(takes: type[Whole]) -> dict[str, Any]:
-    """Return the JSON Schema of what a tool takes, as one object."""
-    _, parts = msgspec.json.schema_components([takes])
-    schema = dict(parts[takes.__name__])
-    schema.pop("title", None)
-    schema.pop("description", None)
-    return schema
-
-
-def _failed(error: DebubbleError) -> CallToolResult:
-    return _result(answer_error(error).to_dict(), wrong=True)
-
-
-def _result(answer: dict[str, Any], *, wrong: bool = False) -> CallToolResult:
-    return CallToolResult(
-        content=[TextContent(text=json_text(answer, compact=True))],
-        structured_content=answer,
-        is_error=wrong,
-    )
-
-
-def _then(tool: str, traces: Sequence[str], **more: Any) -> str:
-    """Write a call to go on with."""
-    return f"{tool} {json.dumps({'traces': list(traces)} | more)}"

@@ -17,7 +17,7 @@ from debubble.cli.options import (
     input_option,
     limit_option,
     output_option,
-    output_options,
+    plain_output_options,
     print_answer,
     question_option,
 )
@@ -78,7 +78,7 @@ _AROUND_SECONDS = 2.0
     help="Time to note a server's own metrics before and after; "
     f"{_AROUND_SECONDS:g} unless you say so, 0 for not at all.",
 )
-@output_options
+@plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],

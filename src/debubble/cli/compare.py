@@ -27,7 +27,6 @@ from debubble.cli.options import (
     trace_options,
     write_html,
 )
-from debubble.cli.planning import parse_tokens
 from debubble.errors import Gap, Touch, UsageError
 from debubble.trace.source import is_url
 from debubble.units import NS_PER_S, counted, parse_share
@@ -52,6 +51,14 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     return frozenset(Verdict(word) for word in words)
 
 
+def _parse_tokens(text: str) -> tuple[int, int | None]:
+    """Read `4096`, or `4096,2048`: of two runs."""
+    parts = text.split(",")
+    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
+        raise UsageError(f"{text!r} is no number of tokens", hint="write 4096, or 4096,2048")
+    return int(parts[0]), int(parts[1]) if len(parts) > 1 else None
+
+
 @click.command(
     "compare",
     cls=Verb,
@@ -71,7 +78,7 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
 )
 @input_option(
     "--tokens",
-    type=parse_tokens,
+    type=_parse_tokens,
     metavar="N[,N]",
     help="Tokens of a microbatch, before and after.",
 )

@@ -28,10 +28,9 @@ from debubble.cli.options import (
     places_for,
     price_option,
     print_answer,
-    trace_options,
+    reading_options,
     write_html,
 )
-from debubble.errors import UsageError
 from debubble.units import parse_share, write_file
 
 if TYPE_CHECKING:
@@ -101,9 +100,6 @@ def _place_pictures(
 @input_option(
     "--schedule", metavar="NAME|FILE", help="Schedule that ran, by name or as an order in CSV."
 )
-@input_option(
-    "--chunks", type=click.IntRange(min=1), metavar="N", help="Stages per rank in that schedule."
-)
 @limit_option(
     "--fail-over",
     type=parse_share,
@@ -120,7 +116,7 @@ def _place_pictures(
     html_option,
     force_option,
 )
-@trace_options
+@reading_options
 @detailed_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
@@ -128,7 +124,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     step: int | None,
     pipeline: int | None,
     schedule: str | None,
-    chunks: int | None,
     fail_over: float | None,
     tariff: Tariff,
     pictures: Pictures,
@@ -143,12 +138,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     if pictures.lanes:
         manners.refuse_drawing()
-    if schedule is None and chunks is not None:
-        raise UsageError("--chunks needs --schedule", hint="add --schedule NAME")
     question = Question(
         pipeline=pipeline,
         step=step,
-        statement=None if schedule is None else state_schedule(schedule, chunks),
+        statement=None if schedule is None else state_schedule(schedule),
     )
     words = shlex.join(traces)
     try:

@@ -22,6 +22,7 @@ from debubble.cli.options import (
     limit_option,
     output_options,
     pipeline_option,
+    plain_output_options,
     store_option,
     trace_options,
 )
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     invoke_without_command=True,
 )
 @store_option
-@output_options
+@plain_output_options
 @click.pass_context
 def command(context: click.Context, *, store: str | None, manners: Manners) -> None:
     """Keep measurements by name, to compare later runs with; alone, list them."""
@@ -102,7 +103,7 @@ def add(  # noqa: PLR0913 (one argument a flag)
 @command.command("show")
 @click.argument("name")
 @store_option
-@output_options
+@plain_output_options
 def show(*, name: str, store: str | None, manners: Manners) -> None:
     """Show the measurements of one NAME; with --json every sample."""
     with opened(store, read_only=True) as history:

@@ -13,13 +13,13 @@ from debubble.cli.options import (
     Verb,
     finish,
     output_options,
-    trace_options,
+    reading_options,
 )
 
 
 @click.command("inspect", cls=Verb, examples=("debubble inspect traces/",))
 @click.argument("traces", nargs=-1, required=True)
-@trace_options
+@reading_options
 @output_options
 def command(*, traces: tuple[str, ...], reader: Reader, manners: Manners) -> None:
     """Say what TRACES hold: ranks, steps, events, kernels; what is missing or broken.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,42 +23,44 @@ from debubble.cli.options import (
     output_options,
     pipeline_option,
     place_for,
+    plain_output_options,
     progress,
     question_option,
     refuse_typed,
     trace_options,
 )
-from debubble.errors import DebubbleError, Gap, UsageError
-from debubble.trace.source import Limits, Source, expand
+from debubble.errors import DebubbleError, UsageError
+from debubble.trace.source import Source, expand
 
 if TYPE_CHECKING:
-    from debubble.analysis import Analysis
-    from debubble.links.hop_times import Hop, LinkClass, Past, Verdict
-    from debubble.report.answers.base import Answer, AnswerWarning
+    from debubble.analysis import Wires
+    from debubble.links.hop_times import Hop, LinkClass
+    from debubble.report.answers.link_tests import LiveAnswer, LogsAnswer
+    from debubble.report.answers.links import LinksAnswer
     from debubble.report.text import Page
 
 
 _PREFIX_BYTES = 64 * 1024
 
 
-def sort_places(places: Sequence[str], limits: Limits) -> tuple[str, list[str]]:
+def sort_places(places: Sequence[str]) -> tuple[str, list[str]]:
     """Return `traces`, `log` or `measured`, and the files of the latter two."""
-    sorted_out = [_sort(place, limits) for place in places]
+    sorted_out = [_sort(place) for place in places]
     if len({kind for kind, _ in sorted_out}) > 1:
         raise UsageError("traces and logs are read apart", hint="give one kind in a command")
     return sorted_out[0][0], [file for _, files in sorted_out for file in files]
 
 
-def _sort(place: str, limits: Limits) -> tuple[str, list[str]]:
+def _sort(place: str) -> tuple[str, list[str]]:
     """Tell what one word means. A folder with a trace in it is of traces, whatever is beside it."""
     files, named = expand([place])
     if named:
-        return _kind_of(files[0], limits) or "traces", list(files)
+        return _kind_of(files[0]) or "traces", list(files)
     kinds: dict[str, list[str]] = {}
     for file in files:
-        if _is_trace(file, limits):
+        if _is_trace(file):
             return "traces", []
-        if kind := _kind_of(file, limits):
+        if kind := _kind_of(file):
             kinds.setdefault(kind, []).append(file)
     if len(kinds) > 1:
         raise UsageError(
@@ -68,24 +69,24 @@ def _sort(place: str, limits: Limits) -> tuple[str, list[str]]:
     return next(iter(kinds.items()), ("traces", []))
 
 
-def _is_trace(file: str, limits: Limits) -> bool:
+def _is_trace(file: str) -> bool:
     """Tell traces; what cannot be opened may be one, and reading it says why it cannot."""
     from debubble.trace.captures import recognise
 
     try:
-        return recognise(file, limits).is_trace
+        return recognise(file).is_trace
     except DebubbleError:
         return False
 
 
-def _kind_of(file: str, limits: Limits) -> str | None:
+def _kind_of(file: str) -> str | None:
     """Tell a log of a link test, and what a hop test wrote, from all else."""
     from debubble.links.live import is_measured
-    from debubble.links.logs.messages import is_of_recorder
     from debubble.links.logs.read import load_json, looks_like_log
+    from debubble.links.logs.recorders import is_of_recorder
 
     try:
-        start = Source(file, limits).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
+        start = Source(file).prefix(_PREFIX_BYTES).decode("utf-8", errors="replace")
     except DebubbleError:
         return None
     if not start.lstrip().startswith("{"):
@@ -166,26 +167,36 @@ def read(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Judge the hops of a run from its TRACES, or from LOGS of link tests."""
     from debubble.analysis import Wires
+    from debubble.links.logs.hops import hops_in
+    from debubble.links.logs.read import read_log, read_text
     from debubble.links.wiring import read_history
+    from debubble.report.answers.link_tests import answer_logs
+    from debubble.report.answers.links import answer_links
+    from debubble.report.links import links_page, logs_page
     from debubble.timeline.fleet.survey import Question
 
-    limits = reader.limits
-    words = " ".join(shlex.quote(word) for word in places)
-    known = _Known(classes=classes, history=read_history(history_files), topologies=topology_files)
-    kind, files = sort_places(places, limits)
-    if kind != "traces":
-        flags = ("--pipeline", "--capture", "--digest")
-        refuse_typed(flags, "is about traces, and these are logs", "leave it out")
-    if kind == "log":
-        answer = _of_logs(files, known, limits)
-    elif kind == "measured":
-        answer = _of_measured(files, known, limits)
+    known = Wires(classes=classes, topologies=topology_files, history=read_history(history_files))
+    kind, files = sort_places(places)
+    if kind == "traces":
+        analysis = reader.analyse(places, Question(pipeline=pipeline), manners, known)
+        answer = answer_links(analysis)
+        words = " ".join(shlex.quote(word) for word in places)
+        page = links_page(answer, f"debubble plan {words}")
+        if len(analysis.pipelines) > 1:
+            page.notes.insert(0, "the hops of another pipeline: --pipeline N")
+        _finish(page, answer, fail_on, manners, analysis.pipeline.absent)
+        return
+    flags = ("--pipeline", "--capture")
+    refuse_typed(flags, "is about traces, and these are logs", "leave it out")
+    if kind == "measured":
+        page, measured = _of_measured(files, known)
+        _finish(page, measured, fail_on, manners)
     else:
-        question = Question(pipeline=pipeline)
-        wires = Wires(classes=classes, topologies=topology_files, history=known.history)
-        analysis = reader.analyse(places, question, manners, wires)
-        answer = _of_traces(analysis, words)
-    _finish(answer, fail_on, manners)
+        logs = [read_log(read_text(file), file) for file in (*files, *topology_files)]
+        stated = _classes_of(known, {rank for log in logs for rank in log.ranks})
+        hops = hops_in(logs, classes=stated, history=known.history)
+        logged = answer_logs(logs, hops, [gap for log in logs for gap in log.doubts])
+        _finish(logs_page(logged, "torchrun … -m debubble.links"), logged, fail_on, manners)
 
 
 @command.command("run")
@@ -205,7 +216,7 @@ def read(  # noqa: PLR0913 (one argument a flag)
 )
 @force_option
 @fail_on_option
-@output_options
+@plain_output_options
 def run(  # noqa: PLR0913 (one argument a flag)
     *,
     ranks: int,
@@ -217,6 +228,7 @@ def run(  # noqa: PLR0913 (one argument a flag)
     manners: Manners,
 ) -> None:
     """Measure the hops between ranks on this machine. Elsewhere: torchrun … -m debubble.links."""
+    from debubble.analysis import Wires
     from debubble.links.live import run_here
 
     file = place_for(out, force=force)
@@ -225,99 +237,45 @@ def run(  # noqa: PLR0913 (one argument a flag)
     words += ["--force"] if force else []
     with progress("measuring", manners) as show:
         run_here(ranks, words, Path(out), on_progress=show)
-    answer = _of_measured([str(file)], _Known(), Limits(inflated_bytes=1024**3, ratio=1000.0))
-    answer.page.next_command = f"debubble links {shlex.quote(out)}"
-    _finish(answer, fail_on, manners)
+    page, answer = _of_measured([str(file)], Wires())
+    page.next_command = f"debubble links {shlex.quote(out)}"
+    _finish(page, answer, fail_on, manners)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What the user says of the wires."""
-
-    classes: Sequence[str] = ()
-    history: Mapping[Hop, Past] = field(default_factory=dict)
-    topologies: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What is printed, and judged."""
-
-    page: Page
-    data: Answer | dict[str, Any]
-    gaps: Sequence[Gap | AnswerWarning]
-    verdicts: list[Verdict]
-    absent: Sequence[int] = ()
-    """Ranks of the pipeline that no trace is of: nothing is told of their hops."""
-
-
-def _of_traces(analysis: Analysis, words: str) -> _Answer:
-    from debubble.report.answers.links import answer_links, verdicts_of
-    from debubble.report.links import links_page
-
-    answer = answer_links(analysis)
-    page = links_page(answer, f"debubble plan {words}")
-    if len(analysis.pipelines) > 1:
-        page.notes.insert(0, "the hops of another pipeline: --pipeline N")
-    return _Answer(
-        page=page,
-        data=answer,
-        gaps=answer.warnings,
-        verdicts=verdicts_of(answer.hops),
-        absent=analysis.pipeline.absent,
-    )
-
-
-def _of_logs(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
-    from debubble.links.logs.pairs import doubts_about, pairs_in
-    from debubble.links.logs.read import read_log, read_text
-    from debubble.report.answers.link_tests import answer_logs
-    from debubble.report.link_tests import logs_page
-
-    logs = [read_log(read_text(file, limits), file) for file in (*files, *known.topologies)]
-    ranks = sorted({place.rank for log in logs for place in getattr(log, "ranks", ())})
-    pairs = pairs_in(logs, classes=_classes_of(known, ranks), history=known.history)
-    gaps = doubts_about(logs)
-    return _Answer(
-        page=logs_page(logs, pairs, gaps, "torchrun … -m debubble.links"),
-        data=answer_logs(logs, pairs, gaps),
-        gaps=gaps,
-        verdicts=[result.judgement.verdict for result in pairs],
-    )
-
-
-def _of_measured(files: Sequence[str], known: _Known, limits: Limits) -> _Answer:
+def _of_measured(files: Sequence[str], known: Wires) -> tuple[Page, LiveAnswer]:
     from debubble.links.live import judge_measured, read_measured
     from debubble.links.logs.read import read_text
     from debubble.links.wiring import read_topologies
     from debubble.report.answers.link_tests import answer_live
-    from debubble.report.link_tests import live_page
+    from debubble.report.links import live_page
 
     if len(files) > 1:
         raise UsageError("one hop test at a time", hint="hold it against others with --history")
-    measured = read_measured(json.loads(read_text(files[0], limits)), files[0])
-    classes = _classes_of(known, [place.rank for place in measured.places])
+    measured = read_measured(json.loads(read_text(files[0])), files[0])
+    classes = _classes_of(known, {place.rank for place in measured.places})
     hops = judge_measured(measured, classes=classes, history=known.history)
-    _, gaps = read_topologies(known.topologies)
-    return _Answer(
-        page=live_page(measured, hops, gaps, ""),
-        data=answer_live(measured, hops, gaps),
-        gaps=tuple(gaps),
-        verdicts=[hop.judgement.verdict for hop in hops],
-    )
+    answer = answer_live(measured, hops, read_topologies(known.topologies)[1])
+    return live_page(answer), answer
 
 
-def _classes_of(known: _Known, ranks: Sequence[int]) -> dict[Hop, LinkClass]:
+def _classes_of(known: Wires, ranks: Collection[int]) -> dict[Hop, LinkClass]:
     from debubble.links.wiring import parse_classes
 
     every = [(here, there) for here in ranks for there in ranks if here != there]
     return parse_classes(known.classes, every)
 
 
-def _finish(answer: _Answer, fail_on: str | None, manners: Manners) -> None:
-    """Print; exit as the user asked."""
-    page = answer.page
+def _finish(
+    page: Page,
+    answer: LinksAnswer | LogsAnswer | LiveAnswer,
+    fail_on: str | None,
+    manners: Manners,
+    absent: Sequence[int] = (),
+) -> None:
+    """Print; exit as the user asked. Of the hops of ranks that are `absent` nothing is told."""
+    from debubble.report.answers.links import verdicts_of
+
     page.next_command = manners.hint(page.next_command)
-    finish(page, answer.data, manners)
+    finish(page, answer, manners)
     if fail_on:
-        judge_slow(answer.verdicts, answer.gaps, answer.absent)
+        judge_slow(verdicts_of(answer.hops), answer.warnings, absent)

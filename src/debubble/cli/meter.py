@@ -17,7 +17,7 @@ from debubble.cli.options import (
     Verb,
     limit_option,
     output_option,
-    output_options,
+    plain_output_options,
     print_answer,
     question_option,
 )
@@ -60,7 +60,7 @@ from debubble.units import parse_period
     metavar="PERIOD",
     help="Shortest time between two captures.",
 )
-@output_options
+@plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
     *,
     command_words: tuple[str, ...],

@@ -6,9 +6,8 @@ verb as one argument.
 
 from __future__ import annotations
 
-import math
+import importlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -27,8 +26,8 @@ from click.core import ParameterSource
 
 from debubble.cli import own_words
 from debubble.errors import Code, Gap, UsageError
-from debubble.trace.source import DEFAULT_LIMITS, Limits, is_url
-from debubble.units import parse_bytes, parse_memory, parse_price, write_file
+from debubble.trace.source import is_url
+from debubble.units import parse_memory, parse_price, write_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,32 +45,22 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 HEADINGS = ("Input", "Question", "Output", "Limits")
+STEPS, SERVERS, BY_HAND = "runs with steps", "servers", "simulating without traces"
+"""What an option can be about."""
+RUNS = (STEPS, SERVERS)
 _TYPED = "debubble.typed"
-
-
-# A word that no option takes for its value.
-_NO_VALUE = re.compile(r"(?!)")
 
 
 class VerbOption(click.Option):
     """An option under one of the headings; it keeps the words that were typed.
 
-    One with a `flag_value` may stand alone: only a word like `values` after it is its value.
+    `of` says what it is about, where that is not all that its verb is about.
     """
 
-    def __init__(
-        self, *words: Any, heading: str, values: re.Pattern[str] = _NO_VALUE, **settings: Any
-    ) -> None:
+    def __init__(self, *words: Any, heading: str, of: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*words, **settings)
         self.heading = heading
-        self.usual: str | None = settings.get("flag_value")
-        self.values = values
-
-    def complete(self, word: str, following: str) -> str:
-        """Add the usual value to a word that is this option alone."""
-        if self.usual is None or word not in self.opts or self.values.fullmatch(following):
-            return word
-        return f"{word}={self.usual}"
+        self.of = of
 
     def consume_value(
         self, ctx: click.Context, opts: Mapping[str, Any]
@@ -79,7 +68,7 @@ class VerbOption(click.Option):
         """Note what was typed, before it is read."""
         value, source = super().consume_value(ctx, opts)
         if source is ParameterSource.COMMANDLINE:
-            ctx.meta.setdefault(_TYPED, {})[self.opts[0]] = value
+            ctx.meta.setdefault(_TYPED, {})[self] = value
         return value, source
 
 
@@ -92,11 +81,9 @@ class Verb(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words; an error names this verb, whose help is the hint."""
-        own = len(own_words(args))
-        for option in self.params:
-            if isinstance(option, VerbOption):
-                following = [*args[1:own], ""]
-                args[:own] = map(option.complete, args[:own], following)
+        own = own_words(args)
+        # Alone it is the whole answer, whatever follows it.
+        args[: len(own)] = ["--json=full" if word == "--json" else word for word in own]
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -160,16 +147,35 @@ def gathered(name: str, made_by: Callable[..., object], *options: Decorator) -> 
     return decorate
 
 
-def typed_flags(among: Collection[str]) -> dict[str, Any]:
-    """Return which of these flags were typed, with their words, in this order."""
-    typed_words = click.get_current_context().meta.get(_TYPED, {})
-    return {flag: typed_words[flag] for flag in among if flag in typed_words}
+def imported(path: str) -> Callable[..., Any]:
+    """Return a function by its `module:name`; the module is imported when it is called."""
+    module, _, name = path.partition(":")
+
+    def call(*words: object, **settings: object) -> Any:
+        return getattr(importlib.import_module(module), name)(*words, **settings)
+
+    return call
+
+
+def typed_options() -> dict[VerbOption, Any]:
+    """Return the options that were typed, with their words."""
+    options: dict[VerbOption, Any] = click.get_current_context().meta.get(_TYPED, {})
+    return options
 
 
 def refuse_typed(among: Collection[str], why: str, hint: str) -> None:
     """Refuse what was typed of these flags: it says something of what is not asked about."""
-    for flag in typed_flags(among):
-        raise UsageError(f"{flag} {why}", hint=hint)
+    for option in typed_options():
+        if option.opts[0] in among:
+            raise UsageError(f"{option.opts[0]} {why}", hint=hint)
+
+
+def refuse_others(subject: str) -> None:
+    """Refuse what was typed that is not about this subject."""
+    for option in typed_options():
+        if option.of and subject not in option.of:
+            known = " and ".join(option.of)
+            raise UsageError(f"{option.opts[0]} is only for {known}", hint="leave it out")
 
 
 def typed(options: Mapping[str, object]) -> str:
@@ -177,6 +183,16 @@ def typed(options: Mapping[str, object]) -> str:
     return " ".join(
         f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
     )
+
+
+def typed_questions() -> str:
+    """Write what was asked as it was typed, without what says how to answer."""
+    asked = {
+        option.opts[0]: value
+        for option, value in typed_options().items()
+        if option.heading != "Output" and not option.is_flag
+    }
+    return typed(asked)
 
 
 # A progress bar for anything that takes longer than a moment.
@@ -189,9 +205,9 @@ class Manners:
     """How to answer."""
 
     as_json: Literal["full", "brief"] | None
-    markdown: bool
-    strict: bool
     quiet: bool
+    markdown: bool = False
+    strict: bool = False
     details: bool = False
 
     def hint(self, command: str) -> str:
@@ -210,17 +226,16 @@ class Manners:
 
 
 quiet_option = output_option("-q", "--quiet", is_flag=True, help="No progress and no hints.")
-# `--json` alone is the whole answer, whatever follows it.
 json_option = output_option(
     "--json",
     "as_json",
     type=click.Choice(["full", "brief"]),
-    is_flag=False,
-    flag_value="full",
     metavar="[=brief]",
     help="JSON on stdout; =brief: two kilobytes.",
 )
 markdown_option = output_option("--markdown", is_flag=True, help="Markdown on stdout.")
+plain_output_options = gathered("manners", Manners, quiet_option, json_option)
+# Of verbs that answer about recorded runs.
 _HOW_TO_ANSWER = (
     limit_option("--strict", is_flag=True, help="Exit code 2 if there are warnings."),
     quiet_option,
@@ -228,7 +243,7 @@ _HOW_TO_ANSWER = (
     json_option,
 )
 output_options = gathered("manners", Manners, *_HOW_TO_ANSWER)
-# Of verbs whose answer has more than fits a screen.
+# Of those whose answer has more than fits a screen.
 detailed_output_options = gathered(
     "manners",
     Manners,
@@ -254,11 +269,12 @@ price_option = question_option(
     help="Price of one GPU hour, such as $2.50 or 2EUR.",
 )
 pipeline_option = input_option(
-    "--pipeline", type=int, metavar="N", help="Pipeline to analyse, counted from 0."
+    "--pipeline", of=RUNS, type=int, metavar="N", help="Pipeline to analyse, counted from 0."
 )
 memory_limit_option = limit_option(
     "--memory-limit",
     "limit_bytes",
+    of=(STEPS,),
     type=parse_memory,
     metavar="SIZE",
     help="Memory of each rank, such as 80GiB.",
@@ -419,7 +435,6 @@ class Reader:
     """Which of the traces that lie at a place are meant, and how they are read."""
 
     capture: str | None = None
-    limits: Limits = DEFAULT_LIMITS
     engine: str = "local"
     digest: str | None = None
 
@@ -449,12 +464,12 @@ class Reader:
     def _find(self, places: Sequence[str]) -> RunFiles:
         from debubble.trace.run import find_run, warn_of_unread
 
-        files = find_run(places, capture=self.capture, limits=self.limits)
+        files = find_run(places, capture=self.capture)
         return files if self.capture else warn_of_unread(places, files)
 
     def _means(self, places: Sequence[str], files: RunFiles, show: Progress) -> Means:
         from debubble.timeline.fleet.survey import Means
-        from debubble.trace.digest.content import place_digests
+        from debubble.trace.digest import place_digests
         from debubble.trace.engine import LOCAL, Engine
 
         engine: Engine = LOCAL
@@ -466,7 +481,7 @@ class Reader:
         if self.digest is not None:
             names = [file.file for capture in files.captures for file in capture.files]
             digests = place_digests(self.digest, places, names)
-        return Means(engine=engine, limits=self.limits, digests=digests, on_progress=show)
+        return Means(engine=engine, digests=digests, on_progress=show)
 
 
 def _say_which(files: RunFiles, wanted: str | None, manners: Manners) -> None:
@@ -497,24 +512,23 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _make_reader(
-    *, capture: str | None, max_inflated: int | None, engine: str, digest: str | None
+    *, capture: str | None, engine: str = "local", digest: str | None = None
 ) -> Reader:
     if digest is not None and not digest.strip():
         raise UsageError("--digest needs a place", hint="beside, a folder, or a URL")
-    # Who says how large a file may get knows that it is no bomb.
-    limits = (
-        DEFAULT_LIMITS
-        if max_inflated is None
-        else Limits(inflated_bytes=max_inflated, ratio=math.inf)
-    )
-    return Reader(capture=capture, limits=limits, engine=engine, digest=digest)
+    return Reader(capture=capture, engine=engine, digest=digest)
 
 
+_capture_option = input_option(
+    "--capture", of=RUNS, metavar="NAME", help="Capture to read, where there are several."
+)
 # What every verb that reads traces takes.
-trace_options = gathered(
+trace_options = gathered("reader", _make_reader, _capture_option)
+# What verbs take that read many traces first: all others read the digests that these leave.
+reading_options = gathered(
     "reader",
     _make_reader,
-    input_option("--capture", metavar="NAME", help="Capture to read, where there are several."),
+    _capture_option,
     input_option(
         "--digest",
         metavar="PLACE",
@@ -526,13 +540,5 @@ trace_options = gathered(
         default="local",
         show_default=True,
         help="Where traces are read: local, or a Dask scheduler: tcp://HOST:PORT.",
-    ),
-    limit_option(
-        "--max-inflated",
-        metavar="SIZE",
-        type=parse_bytes,
-        help="Largest uncompressed size of a file.  "
-        f"[default: {DEFAULT_LIMITS.inflated_bytes // 1024**3}GiB, or {DEFAULT_LIMITS.ratio:.0f} "
-        "times the packed size]",
     ),
 )

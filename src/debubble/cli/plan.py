@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
 from collections.abc import Sequence
@@ -15,15 +14,15 @@ import click
 from debubble.cli.gates import refuse_doubted
 from debubble.cli.history import check_name, opened
 from debubble.cli.options import (
+    SERVERS,
+    STEPS,
     Manners,
     Reader,
     Verb,
     detailed_output_options,
     exit_strictly,
     force_option,
-    gathered,
     html_option,
-    input_option,
     output_option,
     pipeline_option,
     place_for,
@@ -32,31 +31,27 @@ from debubble.cli.options import (
     print_answer,
     progress,
     question_option,
+    refuse_others,
     store_option,
     trace_options,
-    typed,
-    typed_flags,
+    typed_questions,
     write_html,
 )
 from debubble.cli.planning import (
-    also_option,
-    analyse_both,
+    analyse_stated,
     hold_option,
     max_microbatches_option,
-    refuse_for_steps,
-    refuse_for_streams,
     server_options,
     stated_options,
 )
 from debubble.errors import Touch, UsageError, mask_secrets
-from debubble.units import NS_PER_S, parse_bytes, parse_duration, write_file
+from debubble.units import NS_PER_S, parse_duration, write_file
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.measure.worth import Tariff
     from debubble.plan.change import Hold
     from debubble.plan.emitted import Emitted
-    from debubble.plan.kv_cache import Cache
     from debubble.plan.lever import OrderSearch
     from debubble.plan.request import Stated
     from debubble.plan.server import ServerQuestion
@@ -66,90 +61,17 @@ if TYPE_CHECKING:
 
 # An order of passes by itself, and what its file is called unless it is named.
 _CSV, _ORDER = "csv", "order.csv"
-_USUAL_SEARCH = "10s"
-# What decides which option is first: asked again without it, another one might be written.
-_DECIDING = (
-    *("--pipeline", "--schedule", "--communication", "--layers", "--memory-limit", "--latency"),
-    *("--max-microbatches", "--hold", "--for"),
-    "--search",
-)
-# What is only for runs with steps.
-_OF_STEPS = (
-    *("--schedule", "--communication", "--memory-limit", "--latency", "--max-microbatches"),
-    *("--hold", "--tokens", "--also", "--kv-bytes-per-token-layer", "--for", "-o", "--save"),
-    "--search",
-)
 
 
-def _read_cache(
-    *, kv_bytes_per_token_layer: float | None, kv_tokens_measured: int | None
-) -> Cache | None:
-    """Return the KV cache that layers are split around; None where none was spoken of."""
-    from debubble.plan.kv_cache import USUAL_UTILISATION, Cache
-
-    if kv_bytes_per_token_layer is None:
-        if kv_tokens_measured is not None:
-            raise UsageError(
-                "--kv-tokens-measured needs the size of a token's KV cache",
-                hint="add --kv-bytes-per-token-layer, such as 4KiB",
-            )
-        return None
-    if kv_bytes_per_token_layer <= 0:
-        raise UsageError(
-            "the KV cache of a token must be more than 0 bytes",
-            hint="KV heads x (head size + value size) x bytes per number",
-        )
-    return Cache(
-        token_layer_bytes=float(kv_bytes_per_token_layer),
-        utilisation=USUAL_UTILISATION,
-        measured_tokens=kv_tokens_measured or 0,
-    )
-
-
-_cache_options = gathered(
-    "cache",
-    _read_cache,
-    input_option(
-        "--kv-bytes-per-token-layer",
-        type=parse_bytes,
-        metavar="SIZE",
-        help="KV cache of one token in one layer, such as 4KiB (inference).",
-    ),
-    input_option(
-        "--kv-tokens-measured",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Tokens in the KV cache of the run.  [default: 0]",
-    ),
-)
-
-
-def _read_search(search: str | None) -> OrderSearch | None:
-    """Return how long to look for an order; None where nobody asked for one."""
+def _read_search(text: str) -> OrderSearch:
+    """Return how long to look for an order."""
     from debubble.plan.lever import OrderSearch
 
-    if search is None:
-        return None
-    rounds = int(search) if search.isdigit() else None
-    seconds = parse_duration(search) / NS_PER_S if rounds is None else None
+    rounds = int(text) if text.isdigit() else None
+    seconds = parse_duration(text) / NS_PER_S if rounds is None else None
     if not (rounds or seconds):
         raise UsageError("--search needs more than no time", hint="such as --search 10s")
     return OrderSearch(seconds=seconds, rounds=rounds)
-
-
-_search_options = gathered(
-    "search",
-    _read_search,
-    question_option(
-        "--search",
-        is_flag=False,
-        flag_value=_USUAL_SEARCH,
-        values=re.compile(r"[\d.]+[a-z]*"),
-        metavar="[TIME|ROUNDS]",
-        help="Search for an order of passes beyond the named schedules: 5s, or 40 rounds.  "
-        f"[alone: {_USUAL_SEARCH}]",
-    ),
-)
 
 
 def _place_files(
@@ -250,25 +172,14 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
 )
 @click.argument("traces", nargs=-1, required=True)
 @pipeline_option
-@stated_options(
-    "--schedule",
-    input_option(
-        "--latency",
-        "latency_ns",
-        type=parse_duration,
-        metavar="TIME",
-        help="Unprofiled batch latency, such as 302ms.",
-    ),
-    asked_tokens="Tokens per microbatch to predict the options at as well, or a factor: 2x.",
-)
+@stated_options("--schedule")
 @max_microbatches_option
 @hold_option("batch, in training")
-@also_option
-@_cache_options
 @server_options
 @question_option(
     "--for",
     "planned_for",
+    of=(STEPS,),
     metavar="FRAMEWORK",
     help="Framework that must be able to run the options, or any.  [default: the run's]",
 )
@@ -276,12 +187,25 @@ def _following(answer: PlanAnswer, words: str, flags: str) -> str:
     "--emit", "framework", metavar="FRAMEWORK", help="Framework to write the best option for."
 )
 @output_option(
-    "-o", "--out", metavar="PATH", help="File for the order of passes that --emit needs."
+    "-o",
+    "--out",
+    of=(STEPS,),
+    metavar="PATH",
+    help="File for the order of passes that --emit needs.",
 )
 @price_option
-@_search_options
+@question_option(
+    "--search",
+    of=(STEPS,),
+    type=_read_search,
+    metavar="TIME|ROUNDS",
+    help="Search for an order of passes beyond the named schedules: 10s, or 40 rounds.",
+)
 @output_option(
-    "--save", metavar="NAME", help="Name in the history for the run and its predictions."
+    "--save",
+    of=(STEPS,),
+    metavar="NAME",
+    help="Name in the history for the run and its predictions.",
 )
 @store_option
 @html_option
@@ -295,8 +219,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     stated: Stated,
     most_microbatches: int | None,
     hold: Hold | None,
-    also: str | None,
-    cache: Cache | None,
     server: ServerQuestion,
     planned_for: str | None,
     framework: str | None,
@@ -312,53 +234,46 @@ def command(  # noqa: PLR0913 (one argument a flag)
 ) -> None:
     """Rank changes of the run of TRACES by their predicted gain."""
     from debubble.plan.emit import EMITTERS
-    from debubble.plan.request import PlanRequest, check_frameworks
+    from debubble.plan.request import check_frameworks
     from debubble.report.answers.plan import answer_plan, predictions_of
     from debubble.report.plan import plan_page
 
     check_frameworks(planned_for, framework)
     report_path, order = _place_files(html=html, out=out, framework=framework, force=force)
-    stated.tokens.check(has_also=also is not None)
     if save is not None:
         check_name(save)
-    if stated.latency_ns == 0:
-        raise UsageError("--latency must be more than 0", hint="such as --latency 302ms")
-    run, other = analyse_both(
+    run = analyse_stated(
         reader,
         traces,
-        also,
         manners,
         pipeline=pipeline,
         schedule=stated.schedule,
     )
     words = shlex.join(traces)
     if run.pipeline.kind == "stream":
-        refuse_for_streams(_OF_STEPS)
+        refuse_others(SERVERS)
         question = replace(server, layers=stated.layers)
         _plan_server(run, question, tariff, framework, manners, words, report_path)
         return
-    refuse_for_steps()
+    refuse_others(STEPS)
     with progress("planning", manners) as show:
-        request = PlanRequest(
-            stated=stated,
-            most_microbatches=most_microbatches,
-            hold=hold,
-            cache=cache,
+        planned = run.plan(
+            stated,
             planned_for=planned_for or framework,
+            hold=hold,
+            most_microbatches=most_microbatches,
             search=None if search is None else replace(search, progress=show),
         )
-        planned = run.plan(request, other)
         answer = answer_plan(
             run,
             planned,
-            other,
             # Only programs read what every framework is to be told.
             frameworks=tuple(EMITTERS) if manners.as_json == "full" else (),
             emit_for=framework,
             order_file=None if order is None else str(order),
             tariff=tariff,
         )
-    following = _following(answer, words, typed(typed_flags(_DECIDING)))
+    following = _following(answer, words, typed_questions())
     hint = manners.hint(following)
     page, whole = plan_page(answer, hint, details=manners.details), plan_page(answer, hint)
     if save is not None:
@@ -373,7 +288,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         from debubble.report.html.reports import plan_report
 
         written = answer.emitted.text.splitlines() if answer.emitted else []
-        report = plan_report(run, planned.plan, replace(whole, lines=written), words)
+        report = plan_report(run, planned, replace(whole, lines=written), words)
         write_html(report, report_path, manners)
     print_answer(page, answer, manners, aside=answer.emitted is not None)
     if answer.emitted is not None:

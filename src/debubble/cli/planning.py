@@ -1,41 +1,43 @@
-"""Options of verbs that predict: the other run, tokens, layers, and what is known of a server."""
+"""Options of verbs that predict: the schedule, layers, memory, and what is known of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from debubble.cli.options import (
+    RUNS,
+    SERVERS,
+    STEPS,
     Decorator,
     Manners,
     Reader,
     gathered,
+    imported,
     input_option,
     limit_option,
     memory_limit_option,
     question_option,
-    refuse_typed,
 )
 from debubble.errors import UsageError
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
     from debubble.plan.request import Stated
-    from debubble.plan.server import ServerQuestion, StatedLoad
 
 
-def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
+def analyse_stated(
     reader: Reader,
     traces: Sequence[str],
-    also: str | None,
     manners: Manners,
     *,
     pipeline: int | None,
     schedule: str | None,
-) -> tuple[Analysis, Analysis | None]:
-    """Read the run, whose schedule may be stated, and the other one of its model, if any."""
+) -> Analysis:
+    """Read the run, whose schedule may be stated."""
     from debubble.timeline.fleet.survey import Question
     from debubble.timeline.schedules import SCHEDULES, state_schedule
 
@@ -45,11 +47,7 @@ def analyse_both(  # noqa: PLR0913 (two runs, and what is known of the first)
             f"the schedule of the run must be named, and {schedule} is an order",
             hint=f"one of {', '.join(SCHEDULES)}; `find` takes orders",
         )
-    question = Question(pipeline=pipeline, statement=statement)
-    run = reader.analyse(traces, question, manners)
-    if also is None:
-        return run, None
-    return run, reader.analyse((also,), Question(pipeline=pipeline), manners)
+    return reader.analyse(traces, Question(pipeline=pipeline, statement=statement), manners)
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -63,44 +61,13 @@ def parse_layers(text: str) -> tuple[int, ...]:
     return layers
 
 
-def parse_tokens(text: str) -> tuple[int, int | None]:
-    """Read `4096`, or `4096,2048`: of two runs."""
-    parts = text.split(",")
-    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
-        raise UsageError(f"{text!r} is no number of tokens", hint="write 4096, or 4096,2048")
-    return int(parts[0]), int(parts[1]) if len(parts) > 1 else None
+def _make_stated(*, schedule_measured: str | None, **known: Any) -> Stated:
+    from debubble.plan.request import Stated
+
+    return Stated(schedule=schedule_measured, **known)
 
 
-def _check_way(_context: click.Context, _option: click.Parameter, way: str | None) -> str | None:
-    """Refuse a way for messages to travel that there is not."""
-    from debubble.simulate.communication import Communication
-
-    if way is not None and way not in set(Communication):
-        ways = ", ".join(Communication)
-        raise UsageError(f"{way!r} is no message semantics", hint=f"one of {ways}")
-    return way
-
-
-def _make_stated(
-    *,
-    tokens: str | None,
-    tokens_measured: tuple[int, int | None] | None,
-    limit_bytes: int | None,
-    schedule_measured: str | None,
-    **stated: Any,
-) -> Stated:
-    from debubble.plan.request import Stated, Tokens
-
-    measured, also = tokens_measured or (None, None)
-    return Stated(
-        tokens=Tokens(asked=tokens, measured=measured, also=also),
-        limit_bytes=None if limit_bytes is None else float(limit_bytes),
-        schedule=schedule_measured,
-        **stated,
-    )
-
-
-def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> Decorator:
+def stated_options(schedule_flag: str) -> Decorator:
     """Add what is said of a run that its traces may not tell, as `stated`."""
     return gathered(
         "stated",
@@ -108,39 +75,25 @@ def stated_options(schedule_flag: str, *more: Decorator, asked_tokens: str) -> D
         input_option(
             schedule_flag,
             "schedule_measured",
+            of=(STEPS,),
             metavar="NAME",
             help="Schedule of the run, if it is not recognised.",
         ),
         input_option(
-            "--communication",
-            metavar="WAY",
-            callback=_check_way,
-            help="Message semantics.  [default: best fit to the run; without traces, latency]",
-        ),
-        input_option(
             "--layers",
+            of=RUNS,
             type=parse_layers,
             metavar="N,N,...",
             help="Layers of each stage now, if the traces do not show them.",
         ),
-        question_option("--tokens", metavar="N", help=asked_tokens),
-        input_option(
-            "--tokens-measured",
-            type=parse_tokens,
-            metavar="N[,N]",
-            help="Tokens per microbatch in this run, and in the --also run.",
-        ),
         memory_limit_option,
-        *more,
     )
 
 
-also_option = input_option(
-    "--also", metavar="TRACES", help="Traces of another run of the same model, to learn from."
-)
 max_microbatches_option = limit_option(
     "--max-microbatches",
     "most_microbatches",
+    of=(STEPS,),
     type=click.IntRange(min=1),
     metavar="N",
     help="Largest number of microbatches to try.",
@@ -151,70 +104,38 @@ def hold_option(default: str) -> Decorator:
     """Add what keeps its size where microbatches change."""
     return question_option(
         "--hold",
+        of=(STEPS,),
         type=click.Choice(["microbatch", "batch"]),
         help="Size kept when the number of microbatches changes: of the microbatch, or of the "
         f"global batch.  [default: {default}]",
     )
 
 
-def refuse_for_streams(flags: Collection[str]) -> None:
-    """Refuse what is only for runs with steps where batches overlap: a server."""
-    refuse_typed(
-        flags,
-        "needs steps, and this is a server: its batches overlap",
-        "leave it out; --load states the load of a server",
-    )
-
-
-OF_SERVERS = ("--load", "--kv-tokens", "--in-flight", "--chunk")
-
-
-def refuse_for_steps() -> None:
-    """Refuse what is only for a server where a run has steps."""
-    refuse_typed(OF_SERVERS, "is only for servers, and this run has steps", "leave it out")
-
-
-def _parse_load(text: str) -> StatedLoad:
-    from debubble.plan.server import read_stated_load
-
-    return read_stated_load(text)
-
-
-def _ask_server(**known: Any) -> ServerQuestion:
-    from debubble.plan.server import ServerQuestion
-
-    return ServerQuestion(**known)
-
-
-_OF_SERVERS = (
-    input_option(
+_server_option, _server_question = (
+    partial(option, of=(SERVERS,)) for option in (input_option, question_option)
+)
+_count = click.IntRange(min=1)
+_KNOWN_OF_SERVERS = (
+    _server_option(
         "--load",
-        type=_parse_load,
+        type=imported("debubble.plan.server:read_stated_load"),
         metavar="WORDS",
         help="Load of a server: 'clients=16 prompt=512:0.8,2048:0.2 output=64'.",
     ),
-    input_option(
-        "--kv-tokens",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Tokens in a server's KV cache, per stage.",
+    _server_option(
+        "--kv-tokens", type=_count, metavar="N", help="Tokens in a server's KV cache, per stage."
     ),
 )
-server_options = gathered("server", _ask_server, *_OF_SERVERS)
+_ask_server = imported("debubble.plan.server:ServerQuestion")
+server_options = gathered("server", _ask_server, *_KNOWN_OF_SERVERS)
 server_change_options = gathered(
     "server",
     _ask_server,
-    *_OF_SERVERS,
-    question_option(
-        "--in-flight",
-        type=click.IntRange(min=1),
-        metavar="K",
-        help="Batches in flight at once, of a server.",
+    *_KNOWN_OF_SERVERS,
+    _server_question(
+        "--in-flight", type=_count, metavar="K", help="Batches in flight at once, of a server."
     ),
-    question_option(
-        "--chunk",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Prompt tokens in a batch, of a server.",
+    _server_question(
+        "--chunk", type=_count, metavar="N", help="Prompt tokens in a batch, of a server."
     ),
 )

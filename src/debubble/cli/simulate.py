@@ -6,11 +6,16 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
 from debubble.cli.options import (
+    BY_HAND,
+    RUNS,
+    SERVERS,
+    STEPS,
     Manners,
     Reader,
     Verb,
@@ -18,6 +23,7 @@ from debubble.cli.options import (
     finish,
     force_option,
     gathered,
+    imported,
     input_option,
     output_option,
     output_options,
@@ -25,18 +31,14 @@ from debubble.cli.options import (
     place_for,
     progress,
     question_option,
-    refuse_typed,
+    refuse_others,
     trace_options,
     typed,
 )
 from debubble.cli.planning import (
-    OF_SERVERS,
-    also_option,
-    analyse_both,
+    analyse_stated,
     hold_option,
     parse_layers,
-    refuse_for_steps,
-    refuse_for_streams,
     server_change_options,
     stated_options,
 )
@@ -60,35 +62,34 @@ def _switch(_context: click.Context, _option: click.Parameter, word: str | None)
     return None if word is None else word == "on"
 
 
-def _make_request(**asked: Any) -> ChangeRequest:
-    from debubble.plan.request import ChangeRequest
-
-    return ChangeRequest(**asked)
-
-
+_order_option = partial(question_option, of=(STEPS, BY_HAND))
+_cost_option = partial(input_option, of=(BY_HAND,))
 request_options = gathered(
     "request",
-    _make_request,
-    question_option("--microbatches", type=int, metavar="M", help="Microbatches per step."),
-    question_option(
+    imported("debubble.plan.request:ChangeRequest"),
+    _order_option("--microbatches", type=int, metavar="M", help="Microbatches per step."),
+    _order_option(
         "--schedule", metavar="NAME|FILE", help="Schedule, by name or as an order in CSV."
     ),
-    question_option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages per rank."),
+    _order_option("--chunks", type=click.IntRange(min=1), metavar="N", help="Stages per rank."),
     hold_option("microbatch"),
     question_option(
         "--split",
+        of=RUNS,
         type=parse_layers,
         metavar="N,N,...",
         help="Layers of each stage after the change.",
     ),
     question_option(
         "--overlap",
+        of=(STEPS,),
         type=click.Choice(["on", "off"]),
         callback=_switch,
         help="Overlap of transfers with compute.",
     ),
     question_option(
         "--recompute",
+        of=(STEPS,),
         type=click.Choice(["on", "off"]),
         callback=_switch,
         help="Recomputation of activations.",
@@ -96,25 +97,18 @@ request_options = gathered(
     question_option(
         "--hop",
         "hops",
+        of=(STEPS,),
         multiple=True,
         metavar="A:B=RATE",
         help="Rate of messages from rank A to B, such as 2:3=5GB/s.",
     ),
+    question_option(
+        "--tokens",
+        of=RUNS,
+        metavar="N",
+        help="Tokens per microbatch after the change, or a factor: 2x.",
+    ),
 )
-
-
-# What is said alike of a measured run and of one made by hand, and what of one of them alone.
-_OF_BOTH = ("--microbatches", "--schedule", "--chunks", "--communication")
-_OF_RUNS = (
-    *("--hold", "--split", "--overlap", "--recompute", "--hop", "--layers", "--schedule-measured"),
-    *("--tokens", "--tokens-measured", "--also", "--memory-limit", "--pipeline", "--capture"),
-)
-_BY_HAND = (
-    *("--stages", "--forward", "--backward", "--input-grad", "--weight-grad", "--transfer"),
-    *("--costs", "--table", "--force"),
-)
-# What a server can be asked of all that.
-_OF_STREAMS = {"--split", "--layers", "--tokens", "--pipeline", "--capture"}
 
 
 # A step of 512 ranks with 64 microbatches has 65,536 passes; beyond this somebody mistyped.
@@ -122,7 +116,6 @@ MOST_PASSES = 200_000
 # Each rank is measured over all passes; no pipeline is as long, and these take half a minute.
 MOST_RANKS = 2_048
 
-_SEE = "or `debubble simulate --help`"
 _PLAIN = re.compile(PLAIN_NUMBER)
 _USUAL_SCHEDULE = "1f1b"
 
@@ -158,29 +151,34 @@ class ByHand:
 by_hand_options = gathered(
     "by_hand",
     ByHand,
-    input_option("--stages", "ranks", type=int, metavar="P", help="Ranks, without traces."),
-    input_option(
+    _cost_option("--stages", "ranks", type=int, metavar="P", help="Ranks, without traces."),
+    _cost_option(
         "--forward", metavar="TIME", help="Forward pass: one time, or one per stage: 5ms,6ms."
     ),
-    input_option(
+    _cost_option(
         "--backward", metavar="TIME", help="Backward pass.  [default: twice the forward pass]"
     ),
-    input_option(
+    _cost_option(
         "--input-grad",
         metavar="TIME",
         help="Input gradient, where the schedule splits the backward pass.",
     ),
-    input_option("--weight-grad", metavar="TIME", help="Weight gradient, likewise."),
-    input_option(
+    _cost_option("--weight-grad", metavar="TIME", help="Weight gradient, likewise."),
+    _cost_option(
         "--transfer", metavar="TIME", help="Transfer: one time, or one per hop.  [default: 0]"
     ),
-    input_option(
+    _cost_option(
         "--costs",
         "log",
         metavar="LOG",
         help="Log of Megatron's or DeepSpeed's timers, for the times of passes.",
     ),
-    output_option("--table", metavar="OUT", help="CSV file of the simulated step, for `plan`."),
+    output_option(
+        "--table",
+        of=(BY_HAND,),
+        metavar="OUT",
+        help="CSV file of the simulated step, for `plan`.",
+    ),
     force_option,
 )
 
@@ -217,7 +215,7 @@ def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeR
 
 
 def simulate_by_hand(
-    wanted: ChangeRequest, way: str | None, by_hand: ByHand, manners: Manners, *, draws: bool
+    wanted: ChangeRequest, by_hand: ByHand, manners: Manners, *, draws: bool
 ) -> None:
     """Run a schedule, and measure the bubble as `find` does."""
     from debubble.report.answers.simulate import answer_by_hand
@@ -239,13 +237,12 @@ def simulate_by_hand(
     hand_set, in_units = _hand_set(by_hand.costs)
     stages = 1 + max(action.stage for actions in order for action in actions)
     costs = settle_costs(hand_set, stages)
-    communication = Communication(way or Communication.LATENCY)
-    program, times = run_order(order, costs, communication)
+    program, times = run_order(order, costs, Communication.LATENCY)
     timeline = as_timeline(program, times)
     answer = answer_by_hand(
         schedule=schedule,
         order=order,
-        communication=communication,
+        communication=Communication.LATENCY,
         costs=costs,
         in_units=in_units,
         figures=measure_pipeline(timeline, 0),
@@ -257,7 +254,6 @@ def simulate_by_hand(
             "--schedule": schedule,
             "--chunks": wanted.chunks,
             **by_hand.costs,
-            "--communication": None if communication is Communication.LATENCY else way,
         }
     )
     following = f"debubble simulate {again} --timeline"
@@ -335,14 +331,13 @@ def _read(text: str) -> tuple[float, bool]:
 )
 @click.argument("traces", nargs=-1)
 @request_options
-@stated_options(
-    "--schedule-measured", asked_tokens="Tokens per microbatch after the change, or a factor: 2x."
-)
-@also_option
+@stated_options("--schedule-measured")
 @pipeline_option
 @by_hand_options
 @server_change_options
-@output_option("--timeline", "draws", is_flag=True, help="Timeline of the step, as text.")
+@output_option(
+    "--timeline", "draws", of=(STEPS, BY_HAND), is_flag=True, help="Timeline of the step, as text."
+)
 @trace_options
 @output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -350,7 +345,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     traces: tuple[str, ...],
     request: ChangeRequest,
     stated: Stated,
-    also: str | None,
     pipeline: int | None,
     by_hand: ByHand,
     server: ServerQuestion,
@@ -366,16 +360,12 @@ def command(  # noqa: PLR0913 (one argument a flag)
     if draws:
         manners.refuse_drawing()
     if not traces:
-        why, hint = "needs the traces of a run", "give TRACES"
-        refuse_typed((*_OF_RUNS, *OF_SERVERS), why, f"{hint}, {_SEE}")
-        simulate_by_hand(request, stated.communication, by_hand, manners, draws=draws)
+        refuse_others(BY_HAND)
+        simulate_by_hand(request, by_hand, manners, draws=draws)
         return
-    why, hint = "is only for simulating without traces", "leave it out"
-    refuse_typed(_BY_HAND, why, f"{hint}, {_SEE}")
-    run, other = analyse_both(
+    run = analyse_stated(
         reader,
         traces,
-        also,
         manners,
         pipeline=pipeline,
         schedule=stated.schedule,
@@ -384,9 +374,9 @@ def command(  # noqa: PLR0913 (one argument a flag)
         from debubble.report.answers.server_plan import answer_server_simulate
         from debubble.report.plan import server_plan_page
 
-        refuse_for_streams({*_OF_RUNS, *_OF_BOTH, "--timeline"} - _OF_STREAMS)
+        refuse_others(SERVERS)
         question = replace(
-            server, layers=stated.layers, split=request.split, prompts=stated.tokens.asked
+            server, layers=stated.layers, split=request.split, prompts=request.tokens
         )
         with progress("simulating", manners):
             served = answer_server_simulate(run, run.ask_server(question))
@@ -397,12 +387,10 @@ def command(  # noqa: PLR0913 (one argument a flag)
     from debubble.report.lanes import draw_lanes
     from debubble.report.simulate import simulate_page
 
-    refuse_for_steps()
-    stated.tokens.check(has_also=also is not None)
-    request = replace(request, stated=stated)
+    refuse_others(STEPS)
     with progress("simulating", manners):
-        asked = run.what_if(request, other)
-        answer = answer_simulate(run, asked, request, other)
+        asked = run.what_if(request, stated)
+        answer = answer_simulate(run, asked, request)
     page = simulate_page(answer, manners.hint(f"debubble plan {shlex.join(traces)}"))
     if draws:
         page.drawing = draw_lanes(frame_step(asked.draw(), 0, None), drawing_width())

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
 from operator import or_
 from typing import NamedTuple
 
@@ -31,7 +31,6 @@ from debubble.ledger.causes import (
     NUMBER_OF,
     Cause,
     RootKind,
-    Stretch,
 )
 from debubble.ledger.savings import Saving
 from debubble.links.hop_times import ExpectedTimes, as_it_came
@@ -55,6 +54,28 @@ from debubble.timeline.model import (
     split,
     without,
 )
+
+Cut = tuple[int, int, Cause]
+_COMPUTE = NUMBER_OF[Cause.COMPUTE]
+_COLLECTIVE, _COLLECTIVE_WAIT = NUMBER_OF[Cause.COLLECTIVE], NUMBER_OF[Cause.COLLECTIVE_WAIT]
+_HOST, _UNEXPLAINED = NUMBER_OF[Cause.HOST], NUMBER_OF[Cause.UNEXPLAINED]
+_HOST_SYNC, _DATA_PARALLEL = NUMBER_OF[Cause.HOST_SYNC], NUMBER_OF[Cause.DATA_PARALLEL]
+_OF_OTHERS = frozenset({Cause.COLLECTIVE, Cause.COLLECTIVE_WAIT, Cause.DATA_PARALLEL})
+_OCCUPIES = [NUMBER_OF[cause] for cause in (Cause.COMPUTE, *_OF_OTHERS)]
+_NEVER = np.iinfo(np.int64).max
+CAUSE_OF_ROOT = {
+    RootKind.HOST: Cause.HOST,
+    RootKind.HOST_SYNC: Cause.HOST_SYNC,
+    RootKind.COLLECTIVE: Cause.COLLECTIVE,
+    RootKind.DATA_PARALLEL: Cause.DATA_PARALLEL,
+    RootKind.WAY_BACK: Cause.WAY_BACK,
+    RootKind.NO_WORK: Cause.NO_WORK,
+    RootKind.NOTHING: Cause.UNEXPLAINED,
+}
+"""What is of one cause, however long it took; passes and messages are cut by what they should."""
+_KINDS = {cause: kind for kind, cause in CAUSE_OF_ROOT.items()} | {
+    Cause.COLLECTIVE_WAIT: RootKind.COLLECTIVE
+}
 
 
 class Piece(NamedTuple):
@@ -84,37 +105,60 @@ def follow(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankHost:
-    """What held a rank up besides passes and messages, from the start of the window."""
+    """What held a rank up besides passes and messages: parts that cover the window, from 0 on."""
 
-    collectives: Intervals
-    """Of passes; those that nothing covered."""
-    data_parallel: Intervals
-    """Gathers and reductions beside passes."""
-    unissued: Intervals
-    """Its host had not issued what ran next."""
+    place: int
+    begins: I64
+    """Of each part; and where the last one ends."""
+    causes: U8
+    """Of each part, the number of its cause: a collective, or waiting in one; a gather; its host
+    had not issued what ran next, kept by its device or not; or nothing."""
+    beside: tuple[Intervals, Intervals]
+    """Collectives of its passes, and gathers and reductions beside them."""
     synchronised: Intervals
-    """Its device had kept that host."""
+    """Its device kept its host."""
 
-    def cut(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+    @classmethod
+    def of(cls, rank: RankTimeline, place: int, begin_ns: int, length: int) -> RankHost:
+        """Lay what a rank shows one over the other."""
+        shown = (collectives_of(rank), rank.data_parallel, rank.unissued, rank.synchronised)
+        layers = [clip(part, begin_ns, length) for part in (*shown, rank.shared.waits)]
+        edges = [edge for part in layers for edge in (part.start_ns, part.end_ns)]
+        begins = np.unique(np.concatenate([np.array([0, length]), *edges]))
+        gathers, data, late, kept, waits = (_covers(part, begins[:-1]) for part in layers)
+        causes = np.select(
+            [gathers & waits, gathers, data, late & kept, late],
+            [_COLLECTIVE_WAIT, _COLLECTIVE, _DATA_PARALLEL, _HOST_SYNC, _HOST],
+            default=_UNEXPLAINED,
+        )
+        new = np.concatenate(([True], np.diff(causes) != 0))
+        return cls(
+            place=place,
+            begins=np.append(begins[:-1][new], length),
+            causes=causes[new].astype(np.uint8),
+            beside=(layers[0], layers[1]),
+            synchronised=layers[3],
+        )
+
+    def cut(self, begin: int, end: int) -> Iterator[Cut]:
+        """Cut a stretch by what held the rank up."""
+        first, last = self.begins.searchsorted((begin, end), side="right").tolist()
+        moments = [begin, *self.begins[first:last].tolist(), end]
+        causes = self.causes[first - 1 : last].tolist()
+        for (at, until), cause in zip(pairwise(moments), causes, strict=False):
+            if at < until:
+                yield at, until, CAUSES[cause]
+
+    def pieces(self, begin: int, end: int) -> Iterator[Piece]:
         """Cut a stretch in which the rank could have gone on, by what held it up."""
-        for first, last, collective in split(self.collectives, begin, end):
-            if collective:
-                yield Piece(first, last, RootKind.COLLECTIVE, place)
-                continue
-            for begun, ended, gathers in split(self.data_parallel, first, last):
-                if gathers:
-                    yield Piece(begun, ended, RootKind.DATA_PARALLEL, place)
-                    continue
-                for since, until, late in split(self.unissued, begun, ended):
-                    if late:
-                        yield from self.cut_late(place, since, until)
-                    else:
-                        yield Piece(since, until, RootKind.NOTHING, place)
+        for at, until, cause in self.cut(begin, end):
+            kind = _KINDS.get(cause, RootKind.NOTHING)
+            yield Piece(at, until, kind, self.place)
 
-    def cut_late(self, place: int, begin: int, end: int) -> Iterator[Piece]:
+    def late(self, begin: int, end: int) -> Iterator[Piece]:
         """Cut a stretch in which the host was late: kept by its device, or of itself."""
-        for first, last, kept in split(self.synchronised, begin, end):
-            yield Piece(first, last, RootKind.HOST_SYNC if kept else RootKind.HOST, place)
+        for at, until, kept in split(self.synchronised, begin, end):
+            yield Piece(at, until, RootKind.HOST_SYNC if kept else RootKind.HOST, self.place)
 
 
 class Waits:
@@ -164,39 +208,20 @@ class Waits:
         if event < 0:
             yield Piece(begin, end, RootKind.NOTHING, -1)
         elif event < self._passes:
-            yield from self._hosts[self._places[event]].cut(self._places[event], begin, end)
+            yield from self._hosts[self._places[event]].pieces(begin, end)
         elif event < starts_of_batches:
             yield Piece(begin, end, RootKind.PASS, event - self._passes)
         elif event < ends_of_batches:
             batch = event - starts_of_batches
-            place = self._places[self._passes + batch]
+            host = self._hosts[self._places[self._passes + batch]]
             issued = min(max(self._issued[batch], begin), end)
             if begin < issued:
-                yield from self._hosts[place].cut_late(place, begin, issued)
-            if issued < end:
-                yield from self._hosts[place].cut(place, issued, end)
+                yield from host.late(begin, issued)
+            yield from host.pieces(issued, end)
         else:
             batch = event - ends_of_batches
             message = self._inputs.get((waiting, batch), self._carried[batch])
             yield Piece(begin, end, RootKind.MESSAGE, message)
-
-
-Cut = tuple[int, int, Cause]
-_COMPUTE, _COLLECTIVE = NUMBER_OF[Cause.COMPUTE], NUMBER_OF[Cause.COLLECTIVE]
-_HOST, _UNEXPLAINED = NUMBER_OF[Cause.HOST], NUMBER_OF[Cause.UNEXPLAINED]
-_HOST_SYNC, _DATA_PARALLEL = NUMBER_OF[Cause.HOST_SYNC], NUMBER_OF[Cause.DATA_PARALLEL]
-_CLAIMING = tuple((cause, cause.about.claims) for cause in CAUSES if cause.about.claims)
-_NEVER = np.iinfo(np.int64).max
-CAUSE_OF_ROOT = {
-    RootKind.HOST: Cause.HOST,
-    RootKind.HOST_SYNC: Cause.HOST_SYNC,
-    RootKind.COLLECTIVE: Cause.COLLECTIVE,
-    RootKind.DATA_PARALLEL: Cause.DATA_PARALLEL,
-    RootKind.WAY_BACK: Cause.WAY_BACK,
-    RootKind.NO_WORK: Cause.NO_WORK,
-    RootKind.NOTHING: Cause.UNEXPLAINED,
-}
-"""What is of one cause, however long it took; passes and messages are cut by what they should."""
 
 
 class _Cutter:
@@ -227,6 +252,8 @@ class _Cutter:
             yield from self._cut_pass(waiter, piece)
         elif piece.kind is RootKind.MESSAGE:
             yield from self._cut_message(piece)
+        elif piece.kind is RootKind.COLLECTIVE:
+            yield from self._hosts[piece.row].cut(piece.begin, piece.end)
         else:
             yield piece.begin, piece.end, CAUSE_OF_ROOT[piece.kind]
 
@@ -237,13 +264,12 @@ class _Cutter:
         """
         began, place, equal, sound, usual, uneven = self._bounds_of(piece.row)
         host = self._hosts[place]
-        for begin, end, cause in _by_collective(host, piece.begin, piece.end):
-            if cause is not None:
-                yield begin, end, cause
+        for begin, end, held in _only(_OF_OTHERS, host.cut(piece.begin, piece.end)):
+            if held is not None:
+                yield begin, end, held
                 continue
             # Where in the pass this stretch begins, collectives before it left out.
-            into = begin - began
-            into -= host.collectives.inside(began, begin) + host.data_parallel.inside(began, begin)
+            into = begin - began - sum(part.inside(began, begin) for part in host.beside)
             scheduled = Cause.TURNAROUND
             if begin < self._first[waiter]:
                 scheduled = Cause.WARM_UP
@@ -290,14 +316,11 @@ class _Cutter:
         yield from cut_steps(piece.begin, piece.end, ((fair, Cause.TRANSFER),), Cause.SLOW_LINK)
 
 
-def _by_collective(host: RankHost, begin: int, end: int) -> Iterator[tuple[int, int, Cause | None]]:
-    """Cut a stretch by the collectives that it lies in: of passes, beside them, or none."""
-    for first, last, inside in split(host.collectives, begin, end):
-        if inside:
-            yield first, last, Cause.COLLECTIVE
-            continue
-        for begun, ended, beside in split(host.data_parallel, first, last):
-            yield begun, ended, Cause.DATA_PARALLEL if beside else None
+def _only(kept: frozenset[Cause], cuts: Iterable[Cut]) -> Iterator[tuple[int, int, Cause | None]]:
+    """Keep some causes; stretches of others, one after the other, are one of none."""
+    for cause, same in groupby(cuts, key=lambda cut: cut[2] if cut[2] in kept else None):
+        stretches = list(same)
+        yield stretches[0][0], stretches[-1][1], cause
 
 
 def account_step(
@@ -308,33 +331,25 @@ def account_step(
 ) -> Account:
     """Cut ranks and window into intervals with one cause each; nothing is left out."""
     begin, length = step.begin_ns, int(step.times.pass_end.max())
-    hosts = tuple(
-        RankHost(
-            collectives=clip(collectives_of(rank), begin, length),
-            data_parallel=clip(rank.data_parallel, begin, length),
-            unissued=clip(rank.unissued, begin, length),
-            synchronised=clip(rank.synchronised, begin, length),
-        )
-        for rank in ranks
-    )
+    hosts = tuple(RankHost.of(rank, place, begin, length) for place, rank in enumerate(ranks))
     waits, cutter = Waits(step, hosts), _Cutter(step, costs, expected, hosts)
 
     def whom(place: int, idle: Iterable[tuple[int, int]]) -> Iterator[tuple[Cut, Piece]]:
         for wait in idle:
             for piece in waits.follow(place, *wait):
                 for cut in cutter.cut(place, piece):
-                    yield _claimed(step, place, piece, cut) if _CLAIMING else cut, piece
+                    yield cut, piece
 
     roots, parts = _roots_of(step), []
     for place, (rank, host) in enumerate(zip(ranks, hosts, strict=True)):
-        computes = without(clip(rank.occupied, begin, length), host.collectives)
-        computes = without(computes, host.data_parallel)
+        computes = clip(rank.occupied, begin, length)
+        for part in host.beside:
+            computes = without(computes, part)
         runs = step.program.passes.place == place
         passes = Intervals(start_ns=step.times.pass_start[runs], end_ns=step.times.pass_end[runs])
-        known, idle = _cut_rank(computes, host, passes, length)
+        known, idle = _cut_rank(computes, host, passes)
         parts.append(account_rank(roots, place, known, whom(place, idle)))
-    account = join_columns(parts, by="place")
-    return _part_collectives(account, tuple(clip(r.shared.waits, begin, length) for r in ranks))
+    return join_columns(parts, by="place")
 
 
 def _roots_of(step: MeasuredStep) -> Roots:
@@ -349,65 +364,17 @@ def _roots_of(step: MeasuredStep) -> Roots:
     )
 
 
-def _part_collectives(account: Account, waits: tuple[Intervals, ...]) -> Account:
-    """Tell what a collective takes of itself from waiting in it for its last member.
-
-    A rank's own, or those of the rank that is waited for.
-    """
-    if not any(len(stretches.start_ns) for stretches in waits):
-        return account
-    rows: list[int] = []
-    starts: list[int] = []
-    ends: list[int] = []
-    causes: list[int] = []
-    for row, cause in enumerate(account.cause.tolist()):
-        begin, end = int(account.start_ns[row]), int(account.end_ns[row])
-        cuts: Iterable[tuple[int, int, bool]] = ((begin, end, False),)
-        if cause == _COLLECTIVE:
-            waited_for = account.root_kind[row] == RootKind.COLLECTIVE
-            place = int(account.root[row] if waited_for else account.place[row])
-            cuts = split(waits[place], begin, end)
-        for first, last, waiting in cuts:
-            rows.append(row)
-            starts.append(first)
-            ends.append(last)
-            causes.append(NUMBER_OF[Cause.COLLECTIVE_WAIT] if waiting else cause)
-    parted = account.where(np.array(rows, dtype=np.int64))
-    return replace(
-        parted,
-        start_ns=np.array(starts, dtype=np.int64),
-        end_ns=np.array(ends, dtype=np.int64),
-        cause=np.array(causes, dtype=np.uint8),
-    )
-
-
-def _claimed(step: MeasuredStep, place: int, piece: Piece, cut: Cut) -> Cut:
-    """Put a stretch under the first cause that claims it."""
-    begin, end, cause = cut
-    stretch = Stretch(
-        begin=begin, end=end, cause=cause, place=place, kind=piece.kind, root=piece.row
-    )
-    taken = next((other for other, claims in _CLAIMING if claims(step, stretch)), cause)
-    return begin, end, taken
-
-
 def _cut_rank(
-    computes: Intervals, host: RankHost, passes: Intervals, length: int
+    computes: Intervals, host: RankHost, passes: Intervals
 ) -> tuple[tuple[I64, I64, I64], list[tuple[int, int]]]:
     """Return what a rank did, and gaps inside its passes, by cause; and its waits between them."""
-    collectives, data = host.collectives, host.data_parallel
-    edges = [np.array([0, length])]
-    for intervals in (computes, collectives, data, passes, host.unissued, host.synchronised):
-        edges += [intervals.start_ns, intervals.end_ns]
-    moments = np.unique(np.clip(np.concatenate(edges), 0, length))
+    length = int(host.begins[-1])
+    edges = [edge for part in (computes, passes) for edge in (part.start_ns, part.end_ns)]
+    moments = np.unique(np.clip(np.concatenate([host.begins, *edges]), 0, length))
     start, end = moments[:-1], moments[1:]
-    occupied = _covers(computes, start) | _covers(collectives, start) | _covers(data, start)
-    waits = ~occupied & ~_covers(passes, start)
-    whose = np.where(_covers(host.synchronised, start), _HOST_SYNC, _HOST)
-    cause = np.where(_covers(host.unissued, start), whose, _UNEXPLAINED)
-    cause = np.where(_covers(data, start), _DATA_PARALLEL, cause)
-    cause = np.where(_covers(collectives, start), _COLLECTIVE, cause)
-    cause = np.where(_covers(computes, start), _COMPUTE, cause)
+    held = host.causes[np.searchsorted(host.begins, start, side="right") - 1].astype(np.int64)
+    cause = np.where(_covers(computes, start), _COMPUTE, held)
+    waits = ~np.isin(cause, _OCCUPIES) & ~_covers(passes, start)
     first = waits & ~np.concatenate(([False], waits[:-1]))
     last = waits & ~np.concatenate((waits[1:], [False]))
     return (

@@ -1,18 +1,15 @@
 """Every cause, once: what it is called, what puts it right, how it looks and what is said of it.
 
 Causes are members of `Cause`; the four before the last only streams have. Which stretches of a wait
-are whose is cut in `account.py`, of streams in `serving/account.py`; a cause that `claims`
-stretches takes them from the cause that they would have been under.
+are whose is cut in `account.py`, of streams in `serving/account.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 from debubble.ledger.savings import Remedies, Remedy
-from debubble.simulate.measured import MeasuredStep
 
 
 class RootKind(IntEnum):
@@ -34,26 +31,12 @@ class RootKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """A part of a wait under one cause, from the start of the window."""
-
-    begin: int
-    end: int
-    cause: Cause
-    place: int
-    """Of the rank that waits, in its pipeline."""
-    kind: RootKind
-    root: int
-    """The row of the pass or message waited for; the place of the rank whose host was late."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What belongs to a cause."""
 
     key: str
-    word: str
-    """In pictures and their legends."""
+    word: str = ""
+    """In pictures and their legends, where it is not the key."""
     meaning: str
     """What a rank waits for, in a few words."""
     remedy: Remedy | None = None
@@ -64,12 +47,8 @@ class About:
     """Whose it mostly is: a sentence with {rank}, {hop} and, for a framework's own, {setting}."""
     bottleneck: str = ""
     """What it is called where it takes more than all waiting; empty where it is waiting itself."""
-    claims: Callable[[MeasuredStep, Stretch], bool] | None = None
-    """Tells which stretches of waits it takes from the cause that they would be under."""
     colour: str
     """On light and dark ground; see `report/palette.py`."""
-    fill: str = ""
-    """In pictures, where it is not `colour`."""
     ink: str
     """Of its hatch."""
     bits: tuple[int, ...] = ()
@@ -80,11 +59,6 @@ class About:
     """Its letter in lanes of text."""
     style: str = "dim"
     """Of that letter, on a terminal with colours."""
-    perfetto: str = "grey"
-    """One of the colours that Perfetto has names for."""
-
-
-_GREY = "#767b82"
 
 
 class Cause(StrEnum):
@@ -99,40 +73,38 @@ class Cause(StrEnum):
         cause.about = about
         return cause
 
+    @property
+    def word(self) -> str:
+        """What it is called in pictures and their legends."""
+        return self.about.word or self.replace("_", " ")
+
     COMPUTE = About(
         key="compute",
-        word="compute",
         meaning="computing",
-        colour="#56b4e9",
-        fill="#5f86a8",
+        colour="#5f86a8",
         ink="#000000",
     )
     COLLECTIVE_WAIT = About(
         key="collective_wait",
-        word="collective wait",
         meaning="waiting in a collective for its last member",
         bottleneck="waiting for late ranks in collectives",
-        colour="#9c5f86",
-        fill="#8d6d3c",
+        colour="#8d6d3c",
         ink="#2a1d03",
         bits=(0xAA, 0x00, 0x55, 0x00, 0xAA, 0x00, 0x55, 0x00),
     )
     COLLECTIVE = About(
         key="collective",
-        word="collective",
         meaning="a collective inside a pass",
         remedy=Remedies.no_collectives,
         remedied="without collectives inside passes",
         blames="collectives inside passes take time, most on rank {rank}",
         bottleneck="collectives inside passes",
-        colour="#cc79a7",
-        fill="#b08a4e",
+        colour="#b08a4e",
         ink="#3d2a05",
         bits=(0xF0, 0x00, 0x00, 0x00, 0x0F, 0x00, 0x00, 0x00),
     )
     DATA_PARALLEL = About(
         key="data_parallel",
-        word="data parallel",
         meaning="parameter gathers and gradient reductions",
         remedy=Remedies.no_data_parallel,
         remedied="data-parallel communication fully overlapped",
@@ -142,14 +114,12 @@ class Cause(StrEnum):
         ink="#ffe9f5",
         bits=(0x10, 0x38, 0x10, 0x00, 0x01, 0x83, 0x01, 0x00),
         sign="+",
-        perfetto="thread_state_unknown",
     )
     WARM_UP = About(
         key="warm_up",
         word="warm-up",
         meaning="schedule: before the first pass",
-        colour=_GREY,
-        fill="#c9ced6",
+        colour="#c9ced6",
         ink="#5c6672",
         bits=(0x88, 0x44, 0x22, 0x11, 0x88, 0x44, 0x22, 0x11),
         dark=("#3d4651", "#8b96a3"),
@@ -157,10 +127,8 @@ class Cause(StrEnum):
     )
     TURNAROUND = About(
         key="turnaround",
-        word="turnaround",
         meaning="schedule: between passes",
-        colour=_GREY,
-        fill="#dfe3e8",
+        colour="#dfe3e8",
         ink="#5c6672",
         bits=(0x00, 0x22, 0x00, 0x00, 0x00, 0x88, 0x00, 0x00),
         dark=("#2b333c", "#8b96a3"),
@@ -168,10 +136,8 @@ class Cause(StrEnum):
     )
     DRAIN = About(
         key="drain",
-        word="drain",
         meaning="schedule: after the last pass",
-        colour=_GREY,
-        fill="#c9ced6",
+        colour="#c9ced6",
         ink="#5c6672",
         bits=(0x11, 0x22, 0x44, 0x88, 0x11, 0x22, 0x44, 0x88),
         dark=("#3d4651", "#8b96a3"),
@@ -179,7 +145,6 @@ class Cause(StrEnum):
     )
     IMBALANCE = About(
         key="imbalance",
-        word="imbalance",
         meaning="a stage longer than the average stage",
         remedy=Remedies.equal_stages,
         remedied="balanced stages",
@@ -188,7 +153,6 @@ class Cause(StrEnum):
         bits=(0x81, 0x42, 0x24, 0x18, 0x18, 0x24, 0x42, 0x81),
         sign="!",
         style="red",
-        perfetto="terrible",
     )
     WORKER = About(
         key="worker",
@@ -201,7 +165,6 @@ class Cause(StrEnum):
         bits=(0xFF, 0x81, 0xBD, 0xA5, 0xA5, 0xBD, 0x81, 0xFF),
         sign="#",
         style="bold red",
-        perfetto="terrible",
     )
     DATA = About(
         key="data",
@@ -214,11 +177,9 @@ class Cause(StrEnum):
         bits=(0x01, 0x01, 0x11, 0x11, 0x55, 0x55, 0x55, 0xFF),
         sign="$",
         style="magenta",
-        perfetto="bad",
     )
     JITTER = About(
         key="jitter",
-        word="jitter",
         meaning="a pass longer than its median",
         remedy=Remedies.no_jitter,
         remedied="without jitter",
@@ -228,11 +189,9 @@ class Cause(StrEnum):
         bits=(0x22,) * 8,
         sign="~",
         style="magenta",
-        perfetto="bad",
     )
     TRANSFER = About(
         key="transfer",
-        word="transfer",
         meaning="a message in transfer",
         remedy=Remedies.free_wire,
         remedied="zero-cost transfers",
@@ -241,11 +200,9 @@ class Cause(StrEnum):
         ink="#04233c",
         bits=(0xFF, 0x00, 0x00, 0x00) * 2,
         sign="=",
-        perfetto="thread_state_iowait",
     )
     SLOW_LINK = About(
         key="slow_link",
-        word="slow link",
         meaning="a transfer slower than its peers",
         remedy=Remedies.expected_wires,
         remedied="without slow transfers",
@@ -255,11 +212,9 @@ class Cause(StrEnum):
         bits=(0xCC, 0x66, 0x33, 0x99, 0xCC, 0x66, 0x33, 0x99),
         sign="%",
         style="bold red",
-        perfetto="terrible",
     )
     HOST = About(
         key="host",
-        word="host",
         meaning="a host that launches too late",
         remedy=Remedies.no_host,
         remedied="without late launches",
@@ -270,11 +225,9 @@ class Cause(StrEnum):
         bits=(0xFF, 0x80, 0x80, 0x80, 0xFF, 0x08, 0x08, 0x08),
         sign="^",
         style="yellow",
-        perfetto="yellow",
     )
     HOST_SYNC = About(
         key="host_sync",
-        word="host sync",
         meaning="a host blocked in a device synchronisation",
         remedy=Remedies.no_sync,
         remedied="without host synchronisation",
@@ -285,7 +238,6 @@ class Cause(StrEnum):
         bits=(0x66, 0x66, 0x7E, 0x66) * 2,
         sign="&",
         style="yellow",
-        perfetto="olive",
     )
     IN_FLIGHT = About(
         key="in_flight",
@@ -309,11 +261,9 @@ class Cause(StrEnum):
         bits=(0x07, 0x07, 0x07, 0x00, 0x70, 0x70, 0x70, 0x00),
         sign="u",
         style="yellow",
-        perfetto="bad",
     )
     WAY_BACK = About(
         key="way_back",
-        word="way back",
         meaning="a sampled token returning to the scheduler",
         remedied="zero-cost way back",
         blames="stages wait for sampled tokens to return from the last stage to the scheduler",
@@ -321,11 +271,9 @@ class Cause(StrEnum):
         ink="#06302c",
         bits=(0x00, 0x7E, 0x00, 0x18, 0x00, 0x7E, 0x00, 0x18),
         sign="↩",
-        perfetto="thread_state_iowait",
     )
     TOKEN_BROADCAST = About(
         key="token_broadcast",
-        word="token broadcast",
         meaning="the broadcast of sampled tokens",
         remedied="non-blocking token broadcasts",
         blames="messages and kernels queue behind the broadcast of sampled tokens",
@@ -333,16 +281,13 @@ class Cause(StrEnum):
         ink="#04301d",
         bits=(0x18, 0x18, 0x7E, 0x7E, 0x18, 0x18, 0x00, 0x00),
         sign="b",
-        perfetto="thread_state_iowait",
     )
     NO_WORK = About(
         key="no_work",
-        word="no work",
         meaning="no request to serve",
         remedied="enough requests for every stage",
         blames="there are too few requests",
-        colour=_GREY,
-        fill="#eceff2",
+        colour="#eceff2",
         ink="#5c6672",
         bits=(0x00, 0x00, 0x10, 0x00, 0x00, 0x00, 0x01, 0x00),
         dark=("#232a31", "#8b96a3"),
@@ -350,27 +295,24 @@ class Cause(StrEnum):
     )
     UNEXPLAINED = About(
         key="unexplained",
-        word="unexplained",
         meaning="unknown",
-        colour=_GREY,
-        fill="#7d7d7d",
+        colour="#7d7d7d",
         ink="#f2f2f2",
         bits=(0xCC, 0xCC, 0x33, 0x33) * 2,
         sign="?",
         style="bold",
-        perfetto="black",
     )
 
 
 CAUSES = tuple(Cause)
 CAUSE_OF = {cause.about.key: cause for cause in CAUSES}
 NUMBER_OF = {cause: number for number, cause in enumerate(CAUSES)}
-# What is put right to remove each cause; of passes themselves last.
 OF_KERNELS_AND_HOSTS = frozenset(
     {"host", "host_sync", "collective", "collective_wait", "data_parallel"}
 )
 """What a job's own timers do not show: it is neither named nor priced where they are all there is.
 """
+# What is put right to remove each cause; of passes themselves last.
 REMEDIES: dict[Cause, Remedy] = {
     cause: cause.about.remedy
     for cause in sorted(CAUSES, key=lambda cause: cause in {"collective", "data_parallel"})

@@ -31,7 +31,6 @@ from debubble.links.hop_times import (
 )
 from debubble.links.wiring import Wiring
 from debubble.simulate.costs.wire_pools import Slower, SlowHop
-from debubble.simulate.lengths import hop_of
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import Timeline, surely_share
 from debubble.timeline.steps import only_steps
@@ -290,19 +289,15 @@ def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | 
     number = _number(ledger, hop)
     found = []
     for exchanged in (False, True):
-        rows = [
-            (hop_of(remedies.step.program) == number) & (remedies.step.fused == exchanged)
+        took = [
+            getattr(remedies.expected, name).times[
+                (remedies.expected.hop == number) & (remedies.step.fused == exchanged)
+            ]
+            for name in ("wire", "drain", "sending")
             for remedies in ledger.remedies
         ]
-        columns = [
-            np.concatenate(
-                [
-                    getattr(remedies.expected, name)[mine]
-                    for remedies, mine in zip(ledger.remedies, rows, strict=True)
-                ]
-            )
-            for name in ("wire_times", "drain_times", "sending_times")
-        ]
+        count = len(ledger.remedies)
+        columns = [np.concatenate(took[each : each + count]) for each in range(0, 3 * count, count)]
         found.append(
             Slower(*(float(np.median(column)) for column in columns)) if len(columns[0]) else alike
         )

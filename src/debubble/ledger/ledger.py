@@ -57,7 +57,6 @@ from debubble.timeline.model import (
 )
 from debubble.timeline.replicas import Workers
 from debubble.timeline.steps import only_steps
-from debubble.timeline.transfers import HopFigures
 from debubble.units import counted, show_percent
 
 if TYPE_CHECKING:
@@ -93,8 +92,6 @@ class Job:
     """Other pipelines of the timeline: what data they hold counts where all are to hold as much."""
     beside: tuple[int, ...] = ()
     """Those of them that are replayed: a repair would reach them as well."""
-    hops: tuple[HopFigures, ...] = ()
-    """Of those: what hops of this one are held against, besides each other."""
     longest_ns: Mapping[int, int] = field(default_factory=dict)
     """Of each step, the longest window of all other pipelines."""
     not_replayed_ns: Mapping[int, int] = field(default_factory=dict)
@@ -436,7 +433,7 @@ def _slowed_hosts(steps: Sequence[MeasuredStep], accounts: Sequence[Account]) ->
             code=Code.HOSTS_SLOWED,
             message=f"hosts are late for {show_percent(late / total)} of the batch; the profiler"
             " slows hosts",
-            hint="time unprofiled steps, as `debubble capture` does, or give --latency to `plan`",
+            hint="time unprofiled steps, as `debubble capture` does",
         )
 
 
@@ -470,7 +467,6 @@ def job_around(
         workers=workers,
         alike=tuple(other.pipeline for other in alike),
         beside=replayed,
-        hops=tuple(hop for other in slowest[:MOST_REPLAYED] for hop in other.hops),
         longest_ns=longest_windows(others),
         not_replayed_ns=longest_windows(
             [other for other in others if other.pipeline not in replayed]

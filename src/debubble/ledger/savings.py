@@ -93,15 +93,10 @@ class Remedies:
         activity = trailing_activity(as_it_was.pass_start, as_it_was.pass_end)
         return run_shared(engine, lengths, measured_activity=activity, slope=self.slope)
 
-    def equal_stages(self, stage: int | None = None) -> Lengths:
-        """Let every stage take as long as any other; or let one of them."""
+    def equal_stages(self) -> Lengths:
+        """Let every stage take as long as any other."""
         costs = self.costs
-        return self._scaled(
-            [
-                costs.equal[key] / max(costs.sound[key], 1) if stage in {None, key[0]} else 1.0
-                for key in self._keys()
-            ]
-        )
+        return self._scaled([costs.equal[key] / max(costs.sound[key], 1) for key in self._keys()])
 
     def stage_faster(self, stage: int, times: float) -> Lengths:
         """Let the passes of one stage be so many times as fast."""
@@ -181,10 +176,10 @@ class Remedies:
             mine = hop == number
             # An exchange ends when both its messages are there: where the way back is as slow, it
             # only waited for this one.
-            dragged = self._way_back(mine) & (expected.wire_times > SLOW)
+            dragged = self._way_back(mine) & (expected.wire.times > SLOW)
             affected = (mine | dragged) & ~expected.other_way
             for name, took in lengths.items():
-                repaired = getattr(expected, f"repaired_{name}")
+                repaired = getattr(expected, name).repaired
                 if share is not None:
                     repaired = np.where(mine, np.rint(took * share).astype(np.int64), repaired)
                 lengths[name] = np.where(affected, np.minimum(took, repaired), took)
@@ -281,7 +276,8 @@ class Remedies:
     def _limits(self) -> tuple[I64, I64]:
         """Return the expected wire and drain; where both sides meet there is no difference."""
         meets = self.step.program.messages.rendezvous
-        return self.expected.wire, np.where(meets, self.expected.wire, self.expected.drain)
+        wire = self.expected.wire.usual
+        return wire, np.where(meets, wire, self.expected.drain.usual)
 
 
 def _of(places: np.ndarray[tuple[int], np.dtype[np.int32]], place: int | None) -> Flags:

@@ -27,7 +27,6 @@ import click
 from debubble.errors import DebubbleError, LinkTestError, MissingExtra, UsageError
 from debubble.links.hop_times import Hop
 from debubble.links.live import (
-    FEWEST_SAMPLES,
     HopTestResult,
     RankSite,
     Rung,
@@ -44,23 +43,14 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[int, int], None]
-ROUNDS = 4
+_ROUNDS = 4
+# Of each round and size; fewer give no steady median.
+_SAMPLES = 5
 # The first messages build connections, fill caches and wake clocks.
 _WARM_UP = 3
 # An answer that takes no time but the way back.
 _ANSWER_BYTES = 8
 _PATIENCE = timedelta(minutes=10)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HopTest:
-    """What to measure."""
-
-    sizes: tuple[int, ...]
-    job_bytes: int | None
-    samples: int
-    every_pair: bool
-    backend: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +66,9 @@ class Round:
     both_ways: list[float]
 
 
-def run_rank(test: HopTest, on_progress: Progress) -> HopTestResult | None:
+def run_rank(
+    sizes: tuple[int, ...], job_bytes: int | None, backend: str | None, on_progress: Progress
+) -> HopTestResult | None:
     """Take part in a hop test; return what was measured on the first rank, None on others."""
     try:
         import torch  # noqa: PLC0415 (an extra)
@@ -90,7 +82,7 @@ def run_rank(test: HopTest, on_progress: Progress) -> HopTestResult | None:
             "this rank was not told which it is",
             hint="start it with torchrun … -m debubble.links, or with debubble links run",
         )
-    backend = test.backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    backend = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     device = torch.device("cpu")
     more: dict[str, Any] = {}
     if backend == "nccl":
@@ -101,31 +93,27 @@ def run_rank(test: HopTest, on_progress: Progress) -> HopTestResult | None:
     dist.init_process_group(backend, timeout=_PATIENCE, **more)
     try:
         # What is decided and waited for goes beside the wire that is measured.
-        control = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        probe = Probe(device, control, -(-test.samples // ROUNDS))
-        return _measure(replace(test, backend=backend), probe, on_progress)
+        # What is decided and waited for goes beside the wire that is measured.
+        probe = Probe(device, dist.new_group(backend="gloo", timeout=_PATIENCE))
+        pairs = pairs_of(probe.ranks)
+        probe.open(pairs)
+        hops = tuple(hop for pair in pairs for hop in (pair, pair[::-1]))
+        rungs = probe.climb(hops, sizes, on_progress, both=True)
+        place = RankSite(rank=probe.rank, host=socket.gethostname(), device=probe.device_name)
+        measured = HopTestResult(
+            backend=backend,
+            job_bytes=job_bytes,
+            places=probe.gather([place]),
+            rungs=rungs,
+            second=(),
+        )
+        # The first rank alone decides, and tells the others.
+        again = probe.tell(second_pass(measured) if probe.rank == 0 else ())
+        probe.open(again)
+        second = probe.climb(again, sizes, on_progress, both=False)
+        return replace(measured, second=second) if probe.rank == 0 else None
     finally:
         dist.destroy_process_group()
-
-
-def _measure(test: HopTest, probe: Probe, on_progress: Progress) -> HopTestResult | None:
-    pairs = pairs_of(probe.ranks, every=test.every_pair)
-    probe.open(pairs)
-    hops = tuple(hop for pair in pairs for hop in (pair, pair[::-1]))
-    rungs = probe.climb(hops, test.sizes, on_progress, both=True)
-    place = RankSite(rank=probe.rank, host=socket.gethostname(), device=probe.device_name)
-    measured = HopTestResult(
-        backend=test.backend or "",
-        job_bytes=test.job_bytes,
-        places=probe.gather([place]),
-        rungs=rungs,
-        second=(),
-    )
-    # The first rank alone decides, and tells the others.
-    again = probe.tell(second_pass(measured) if probe.rank == 0 else ())
-    probe.open(again)
-    second = probe.climb(again, test.sizes, on_progress, both=False)
-    return replace(measured, second=second) if probe.rank == 0 else None
 
 
 def as_rungs(rounds: Iterable[Round]) -> tuple[Rung, ...]:
@@ -160,12 +148,12 @@ def as_rungs(rounds: Iterable[Round]) -> tuple[Rung, ...]:
 class Probe:
     """Sends messages from this rank's device, in turn with the other ranks."""
 
-    def __init__(self, device: torch.device, control: Any, samples: int) -> None:
+    def __init__(self, device: torch.device, control: Any) -> None:
         import torch  # noqa: PLC0415 (an extra)
         import torch.distributed as dist  # noqa: PLC0415
 
         self._torch, self._dist = torch, dist
-        self._device, self._control, self._samples = device, control, samples
+        self._device, self._control = device, control
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         on_gpu = device.type == "cuda"
         self.device_name = torch.cuda.get_device_name(device) if on_gpu else device.type
@@ -175,7 +163,7 @@ class Probe:
         for pair in pairs:
             if self.rank in pair:
                 for hop in (pair, pair[::-1]):
-                    self._round_trips(hop, _ANSWER_BYTES, 1)
+                    self._round_trips(hop, _ANSWER_BYTES, samples=1)
             self._dist.barrier(self._control)
 
     def climb(
@@ -186,7 +174,7 @@ class Probe:
         What else a machine does for a while then falls on all hops alike.
         """
         mine: list[Round] = []
-        turns = hops * ROUNDS
+        turns = hops * _ROUNDS
         for done, hop in enumerate(turns):
             if self.rank in hop:
                 measured = self._measure(hop, sizes, both=both)
@@ -213,19 +201,19 @@ class Probe:
         A message of some size goes there and a few bytes come back; half of what these few bytes
         take both ways is the way back. So the two directions of a pair are told apart.
         """
-        back = times_of(self._round_trips(hop, _ANSWER_BYTES, self._samples)).alone_s / 2
+        back = times_of(self._round_trips(hop, _ANSWER_BYTES)).alone_s / 2
         return [
             Round(
                 hop=hop,
                 size_bytes=size,
-                there_and_back=self._round_trips(hop, size, self._samples),
+                there_and_back=self._round_trips(hop, size),
                 back_s=back,
                 both_ways=self._exchanges(hop, size) if both else [],
             )
             for size in sizes
         ]
 
-    def _round_trips(self, hop: Hop, size: int, samples: int) -> list[float]:
+    def _round_trips(self, hop: Hop, size: int, samples: int = _SAMPLES) -> list[float]:
         there, answer = self._buffer(size), self._buffer(_ANSWER_BYTES)
         seconds = []
         for _ in range(_WARM_UP + samples):
@@ -239,7 +227,7 @@ class Probe:
         other = hop[1] if self.rank == hop[0] else hop[0]
         out, into, answer = (self._buffer(bytes_) for bytes_ in (size, size, _ANSWER_BYTES))
         seconds = []
-        for _ in range(_WARM_UP + self._samples):
+        for _ in range(_WARM_UP + _SAMPLES):
             # Both begin together: a few bytes there and back.
             self._round_trip(hop, answer, answer)
             began = time.perf_counter()
@@ -270,15 +258,10 @@ class Probe:
             self._torch.cuda.synchronize(self._device)
 
 
-LARGEST = "64MiB"
-
-
 @click.command("torchrun … -m debubble.links")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("links.json"))
 @click.option("--size", metavar="SIZE", help="What the job itself sends, such as 8MiB.")
-@click.option("--largest", metavar="SIZE", default=LARGEST, show_default=True)
-@click.option("--samples", type=click.IntRange(min=FEWEST_SAMPLES), default=FEWEST_SAMPLES)
-@click.option("--all-pairs", is_flag=True, help="Every pair of ranks, not only neighbours.")
+@click.option("--largest", metavar="SIZE", default="64MiB", show_default=True)
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]))
 @click.option("--progress", type=click.Path(path_type=Path), help="A file to write progress to.")
 @click.option("--force", is_flag=True, help="Replace the file.")
@@ -287,8 +270,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     out: Path,
     size: str | None,
     largest: str,
-    samples: int,
-    all_pairs: bool,
     backend: str | None,
     progress: Path | None,
     force: bool,
@@ -302,14 +283,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
             progress.write_text(f"{done} {total}", "utf-8")
 
     job = None if size is None else parse_bytes(size)
-    test = HopTest(
-        sizes=sizes_of(parse_bytes(largest), job),
-        job_bytes=job,
-        samples=samples,
-        every_pair=all_pairs,
-        backend=backend,
-    )
-    measured = run_rank(test, show)
+    measured = run_rank(sizes_of(parse_bytes(largest), job), job, backend, show)
     if measured is not None:
         write_file(out, write_measured(measured).encode())
         click.echo(f"{out} written; next: debubble links {out}")

@@ -54,6 +54,7 @@ from debubble.simulate.measured import MeasuredStep
 from debubble.timeline.model import (
     F64,
     I64,
+    Columns,
     Flags,
     RankTimeline,
     Timeline,
@@ -62,7 +63,7 @@ from debubble.timeline.model import (
     rows_by_hop,
 )
 from debubble.timeline.transfers import HopFigures, known_to_leave
-from debubble.units import NS_PER_S
+from debubble.units import NS_PER_S, show_bytes
 
 Hop = tuple[int, int]
 """The rank that sends and the rank that receives."""
@@ -78,31 +79,22 @@ _ALIKE = 1.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTimes:
-    """What each message of a step should take.
+    """What each message of a step should take, and how each was against that."""
 
-    The wire counts from when both sides are there; where messages are buffered, from the send's
-    start. The drain is what the receive takes of a message that came before it began.
-    """
-
-    wire: I64
-    drain: I64
     hop: I64
     """Whose messages they are: the place of the sender times ranks, and the receiver's place."""
     fused: Flags
+    wire: AgainstPeers
+    """Counts from when both sides are there; where messages are buffered, from the send's start."""
+    drain: AgainstPeers
+    """What the receive takes of a message that came before it began."""
+    sending: AgainstPeers
+    """Of buffered messages a send may be quick where the wire is slow."""
     against: F64
     """How many times as long as it should each was, by what is seen of it; `nan` where no peers, or
     nothing that is seen, tell."""
-    wire_times: F64
-    """How many times as long as it should a message mostly takes on its hop."""
-    drain_times: F64
-    sending_times: F64
-    """Of buffered messages a send may be quick where the wire is slow."""
     other_way: Flags
     """Exchanges that their other message made long: repairing this hop leaves them as they are."""
-    repaired_wire: I64
-    """What each would take with its hop as its peers are, which have long messages as well."""
-    repaired_drain: I64
-    repaired_sending: I64
 
 
 def expect_wire(
@@ -118,19 +110,19 @@ def expect_wire(
     """
     ways = [(step, 0) for step in steps]
     ways += [(step, number) for number, others in enumerate(beside, start=1) for step in others]
-    parts = [
-        _Seen(
-            hop=hop_of(step.program) + number * len(step.program.ranks) ** 2,
-            kind=_kind_of_wire(
-                step.transfer_bytes, hop_of(step.program), step.program.ranks, wires
-            ),
-            fused=step.fused,
-            together=end_together(step),
-            lengths=(step.lengths.wire, step.lengths.drain, step.lengths.sending),
-            seen=(step.seen.wire, step.seen.drain, np.ones_like(step.fused)),
+    parts = []
+    for step, number in ways:
+        hop = hop_of(step.program)
+        parts.append(
+            _Seen(
+                hop=hop + number * len(step.program.ranks) ** 2,
+                kind=_kind_of_wire(step.transfer_bytes, hop, step.program.ranks, wires),
+                fused=step.fused,
+                together=end_together(step),
+                lengths=(step.lengths.wire, step.lengths.drain, step.lengths.sending),
+                seen=(step.seen.wire, step.seen.drain, np.ones_like(step.fused)),
+            )
         )
-        for step, number in ways
-    ]
     return _expect(parts, len(steps[0].program.ranks) if steps else 0)[: len(steps)]
 
 
@@ -175,70 +167,76 @@ class _Seen(NamedTuple):
 def _expect(parts: Sequence[_Seen], size: int) -> tuple[ExpectedTimes, ...]:
     if not parts:
         return ()
-    hop = np.concatenate([part.hop for part in parts])
-    fused = np.concatenate([part.fused for part in parts])
+    hop, fused, together = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("hop", "fused", "together")
+    )
     peers = _number(np.concatenate([part.kind for part in parts]), fused)
-    wires_took, drains_took, sends_took = (
-        _Lengths.of([(part.lengths[each], part.seen[each]) for part in parts]) for each in range(3)
+    wire, drain, sending = (
+        AgainstPeers.of([(part.lengths[each], part.seen[each]) for part in parts])
+        for each in range(3)
     )
     for number in range(int(peers.max(initial=-1)) + 1):
         mine = peers == number
-        both_ways = np.unique(hop[mine & fused]).tolist()
-        back = {here: _way_back(here, size) for here in both_ways}
-        by_wire = wires_took.against_others(hop, mine, back)
-        by_drain = drains_took.against_others(hop, mine, back)
-        by_whole = drains_took.against_whole(wires_took, hop, mine)
+        back = {here: _way_back(here, size) for here in np.unique(hop[mine & fused]).tolist()}
+        by_wire = wire.against_others(hop, mine, back)
+        by_drain = drain.against_others(hop, mine, back)
+        by_whole = drain.against_whole(wire, hop, mine)
         by_drain = {here: max(times, by_whole.get(here, 0.0)) for here, times in by_drain.items()}
-        by_send = sends_took.against_others(hop, mine, back)
+        by_send = sending.against_others(hop, mine, back)
         for here in np.unique(hop[mine]).tolist():
             own = mine & (hop == here)
             # What no other hop shows tells nothing: then a drain is as slow as a wire.
-            wires_took.set(own, by_wire.get(here), by_drain.get(here))
-            drains_took.set(own, by_drain.get(here), by_wire.get(here), by_whole.get(here))
-            sends_took.set(own, by_send.get(here))
-            wires_took.against[own] *= 1.0 if here in by_wire else np.nan
-            drains_took.against[own] *= 1.0 if here in by_drain or here in by_whole else np.nan
-        for took in (wires_took, drains_took, sends_took):
+            wire.set(own, by_wire.get(here), by_drain.get(here))
+            drain.set(own, by_drain.get(here), by_wire.get(here), by_whole.get(here))
+            sending.set(own, by_send.get(here))
+            wire.against[own] *= 1.0 if here in by_wire else np.nan
+            drain.against[own] *= 1.0 if here in by_drain or here in by_whole else np.nan
+        for took in (wire, drain, sending):
             took.repair(hop, mine)
-    together = np.concatenate([part.together for part in parts])
-    other_way = wires_took.of_other_way(hop, peers, together)
-    of_drains = np.where(drains_took.seen, drains_took.against, np.nan)
-    against = np.where(wires_took.seen, wires_took.against, of_drains)
+    other_way = wire.of_other_way(hop, peers, together)
+    of_drains = np.where(drain.seen, drain.against, np.nan)
+    against = np.where(wire.seen, wire.against, of_drains)
     ends = np.cumsum([len(part.hop) for part in parts]).tolist()
     return tuple(
         ExpectedTimes(
-            wire=wires_took.usual[rows],
-            drain=drains_took.usual[rows],
             hop=part.hop,
             fused=part.fused,
+            wire=wire.where(rows),
+            drain=drain.where(rows),
+            sending=sending.where(rows),
             against=against[rows],
-            wire_times=wires_took.times[rows],
-            drain_times=drains_took.times[rows],
-            sending_times=sends_took.times[rows],
             other_way=other_way[rows],
-            repaired_wire=wires_took.repaired[rows],
-            repaired_drain=drains_took.repaired[rows],
-            repaired_sending=sends_took.repaired[rows],
         )
         for part, end in zip(parts, ends, strict=True)
-        for rows in [slice(end - len(part.hop), end)]
+        for rows in [np.arange(end - len(part.hop), end)]
     )
 
 
-class _Lengths(NamedTuple):
-    """Wires, drains or sends: what they took, which of them were measured; and what is found."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgainstPeers(Columns):
+    """Wires, drains or sends of messages: what they took, and what their peers say of it."""
 
     ns: I64
     seen: Flags
+    """Which of them were measured."""
     usual: I64
+    """What each should take."""
     times: F64
+    """How many times as long as it should a message mostly takes on its hop."""
     against: F64
+    """How many times as long as it should each was."""
     repaired: I64
+    """What each would take with its hop as its peers are, which have long messages as well."""
 
     @classmethod
-    def of(cls, steps: Sequence[tuple[I64, Flags]]) -> _Lengths:
+    def of(cls, steps: Sequence[tuple[I64, Flags]]) -> AgainstPeers:
+        """Take those of some steps, of which nothing is known yet."""
         ns, seen = (np.concatenate(column) for column in zip(*steps, strict=True))
-        return cls(ns, seen, ns.copy(), np.ones(len(ns)), np.ones(len(ns)), ns.copy())
+        one = np.ones(len(ns))
+        return cls(
+            ns=ns, seen=seen, usual=ns.copy(), times=one, against=one.copy(), repaired=ns.copy()
+        )
 
     def against_others(self, hop: I64, mine: Flags, back: Mapping[int, int]) -> dict[int, float]:
         """Return how many times as long as those of others each hop's messages mostly take."""
@@ -255,7 +253,7 @@ class _Lengths(NamedTuple):
             for here in found[counts > 1].tolist()
         }
 
-    def against_whole(self, wires: _Lengths, hop: I64, mine: Flags) -> dict[int, float]:
+    def against_whole(self, wires: AgainstPeers, hop: I64, mine: Flags) -> dict[int, float]:
         """Return the same of drains that take longer than the whole messages of others.
 
         What is left of a message takes no longer than all of it.
@@ -392,8 +390,9 @@ def as_it_came(step: MeasuredStep, expected: ExpectedTimes) -> I64:
     """Return what the receive of each message should have taken once both sides were there."""
     times, messages = step.times, step.program.messages
     late = times.batch_start[messages.received] - times.batch_start[messages.sent]
-    rest = np.maximum(expected.drain, expected.wire - np.maximum(late, 0))
-    return np.where(messages.rendezvous, expected.wire, rest)
+    wire = expected.wire.usual
+    rest = np.maximum(expected.drain.usual, wire - np.maximum(late, 0))
+    return np.where(messages.rendezvous, wire, rest)
 
 
 def _number(*columns: NDArray[Any]) -> I64:
@@ -744,9 +743,6 @@ _FEWEST_RATIOS = 3
 # Against what its kind of wire can do, half is slow: tables are of large messages alone.
 SLOW_FOR_ITS_CLASS = 2.0
 
-_Alike = tuple[int, str | None, str]
-"""Bytes of messages, the kind of wire, and what messages met."""
-
 
 class Verdict(StrEnum):
     """What is said of a hop."""
@@ -796,57 +792,55 @@ def judge_hops(
     classes: Mapping[Hop, LinkClass],
     history: Mapping[Hop, Past],
 ) -> dict[Hop, Judgement]:
-    """Judge each hop by its own past, by its peers, and by its kind of wire where that is stated.
-
-    What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
-    """
+    """Judge each hop of a run."""
     judged = {}
     for times in hops:
         hop, size = times.hop, times.figures.message_bytes
         if not times.told:
-            judged[hop] = unknown("when its messages left was not recorded")
-            continue
-        if times.figures.count < FEWEST:
-            judged[hop] = unknown("too few messages to tell")
-            continue
-        found: list[Judgement | None] = []
-        past, wire = history.get(hop), classes.get(hop)
-        before = past.time_ns(size) if past else None
-        if times.alone_ns is not None and before is not None:
-            found.append(judge_time(times.alone_ns, before, "history"))
-        found.append(_by_peers(times, against))
-        if times.alone_ns is not None and wire is not None and size > 0:
-            found.append(judge_by_class(times.alone_ns, size, wire))
-        judged[hop] = decide(found)
+            judged[hop] = _unknown("when its messages left was not recorded")
+        elif times.figures.count < FEWEST:
+            judged[hop] = _unknown("too few messages to tell")
+        else:
+            ladder = [] if times.alone_ns is None else [(size, float(times.alone_ns))]
+            judged[hop] = judge(hop, ladder, _by_peers(times, against), classes, history)
     return judged
 
 
-def decide(found: Sequence[Judgement | None]) -> Judgement:
-    """Return the worst of what tells slow; else the first that tells anything."""
-    told = [judgement for judgement in found if judgement is not None]
-    slow = [judgement for judgement in told if judgement.slow]
+def judge(
+    hop: Hop,
+    ladder: Sequence[tuple[int, float]],
+    by_peers: Judgement | None,
+    classes: Mapping[Hop, LinkClass],
+    history: Mapping[Hop, Past],
+) -> Judgement:
+    """Judge a hop by its past, by its peers, and by its kind of wire where that is stated.
+
+    What is slow by any of them is slow; what is healthy by one of them and slow by none is healthy.
+    `ladder` is what messages take, by size in ascending order.
+    """
+    past, wire = history.get(hop), classes.get(hop)
+    found = [] if by_peers is None else [by_peers]
+    times = [time / before for size, time in ladder if past and (before := past.time_ns(size))]
+    if times:
+        longer = float(np.median(times))
+        found.insert(0, judge_ratio(longer, slow=longer > SLOW, against="history"))
+    if wire is not None and ladder and ladder[-1][0] > 0:
+        size, time = ladder[-1]
+        longer = time / (size / wire.bytes_per_s * NS_PER_S)
+        found.append(judge_ratio(longer, slow=longer > SLOW_FOR_ITS_CLASS, against="class"))
+    slow = [judgement for judgement in found if judgement.slow]
     if slow:
         return max(slow, key=lambda judgement: judgement.times or 0.0)
-    return told[0] if told else unknown("no peers, no history and no --class to hold it against")
+    if not found and history:
+        sized = f" with messages of {show_bytes(ladder[-1][0])}" if ladder else ""
+        return _unknown(
+            f"the history has nothing of hop {hop[0]} → {hop[1]}{sized}, and there is no --class"
+        )
+    return found[0] if found else _unknown("no peers, no history and no --class to hold it against")
 
 
-def unknown(why: str) -> Judgement:
-    """Say that nothing can be said."""
+def _unknown(why: str) -> Judgement:
     return Judgement(verdict=Verdict.UNKNOWN, against=None, times=None, why=why)
-
-
-def judge_time(
-    time_ns: float, expected_ns: float, against: str, *, limit: float = SLOW
-) -> Judgement:
-    """Hold one figure, itself made of many messages, against another."""
-    times = time_ns / max(expected_ns, 1.0)
-    return judge_ratio(times, slow=times > limit, against=against)
-
-
-def judge_by_class(time_ns: float, size: int, wire: LinkClass) -> Judgement:
-    """Hold a message's time against what its kind of wire can do."""
-    expected = size / wire.bytes_per_s * 1e9
-    return judge_time(time_ns, expected, "class", limit=SLOW_FOR_ITS_CLASS)
 
 
 def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
@@ -858,6 +852,26 @@ def judge_ratio(times: float, *, slow: bool, against: str) -> Judgement:
         times=times,
         why=f"takes {times:.1f} times as long as {of}",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TestedHop:
+    """One direction between two ranks as a test, or a recorder beside a job, measured it."""
+
+    hop: Hop
+    size_bytes: int
+    """The largest messages."""
+    time_s: float
+    fit: Fit | None
+    judgement: Judgement
+    both_ways: bool = False
+    """Messages went both ways at once: the figures are those of either."""
+    file: str = ""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of one direction."""
+        return self.size_bytes / self.time_s
 
 
 class Ratios(NamedTuple):
@@ -883,7 +897,7 @@ def against_peers(expected: Sequence[ExpectedTimes], names: Sequence[int]) -> di
             )
             for way in (False, True)
         )
-        times = np.concatenate([step.wire_times[step.hop == number] for step in expected])
+        times = np.concatenate([step.wire.times[step.hop == number] for step in expected])
         here, there = divmod(number, len(names))
         found[names[here], names[there]] = Ratios(
             alone[~np.isnan(alone)], exchanged[~np.isnan(exchanged)], float(np.median(times))

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -34,16 +34,14 @@ import msgspec
 
 from debubble.errors import LinkTestError, LogError, MissingExtra, UsageError
 from debubble.links.hop_times import (
-    SLOW_FOR_ITS_CLASS,
-    Fit,
     Hop,
     Judgement,
     LinkClass,
     Past,
-    decide,
+    TestedHop,
     fit_line,
+    judge,
     judge_ratio,
-    judge_time,
     middle_of_others,
 )
 from debubble.simulate.costs.wire_pools import SLOW
@@ -52,8 +50,6 @@ from debubble.units import NS_PER_S
 SCHEMA = "debubble.links.measured/1"
 _SMALLEST = 1024
 _STEP = 4
-# Fewer give no steady median.
-FEWEST_SAMPLES = 20
 # Sizes of at least this share of the largest tell bandwidth; below, latency decides.
 _LARGE = 0.2
 
@@ -114,25 +110,17 @@ class HopTestResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveHop:
-    """One direction between two ranks, measured."""
+class LiveHop(TestedHop):
+    """A hop of a hop test, one way, the wire to itself."""
 
-    hop: Hop
     rungs: tuple[Rung, ...]
     """By size."""
-    fit: Fit | None
-    judgement: Judgement
     ill: str | None
     """Of a slow hop: `link`, `rank 3`, or None where that could not be told."""
 
     @property
-    def bytes_per_s(self) -> float:
-        """Of the largest messages, one way."""
-        return self.rungs[-1].size_bytes / self.rungs[-1].one_way.alone_s
-
-    @property
     def both_ways_bytes_per_s(self) -> float | None:
-        """The same with messages both ways at once: what one direction carries."""
+        """The rate with messages both ways at once: what one direction carries."""
         last = self.rungs[-1]
         return last.size_bytes / last.both_ways.median_s if last.both_ways else None
 
@@ -149,11 +137,11 @@ def sizes_of(largest: int, job: int | None = None) -> tuple[int, ...]:
     return tuple(sorted(sizes | ({job} if job else set())))
 
 
-def pairs_of(ranks: int, *, every: bool) -> tuple[Hop, ...]:
-    """Return the pairs to be measured: neighbours, or all."""
+def pairs_of(ranks: int) -> tuple[Hop, ...]:
+    """Return the pairs of neighbours, which are measured."""
     if ranks < 2:
         raise UsageError("one rank has no hops", hint="start two ranks or more")
-    return tuple(combinations(range(ranks), 2) if every else pairwise(range(ranks)))
+    return tuple(pairwise(range(ranks)))
 
 
 def times_of(seconds: Sequence[float]) -> Times:
@@ -198,27 +186,36 @@ def judge_measured(
 ) -> tuple[LiveHop, ...]:
     """Judge each hop by its peers, its past, and its kind of wire where that is stated."""
     ladders, again = _ladders(measured.rungs), _ladders(measured.second)
-    judged = {}
-    for hop in ladders:
-        known = measured.places, (classes or {}).get(hop), (history or {}).get(hop)
-        judged[hop] = _judge(hop, ladders, *known)
-        if judged[hop].slow and hop in again:
+
+    def judged(hop: Hop, ladders: Ladders) -> Judgement:
+        by_peers = _by_peers(hop, ladders, measured.places)
+        large = [
+            (rung.size_bytes, rung.one_way.median_s * NS_PER_S) for rung in _large(ladders[hop])
+        ]
+        return judge(hop, large, by_peers, classes or {}, history or {})
+
+    hops = []
+    for hop, first in ladders.items():
+        judgement, ill = judged(hop, ladders), None
+        if judgement.slow and hop in again:
             # Slow once may have been the machine; slow twice is the hop.
-            judged[hop] = _judge(hop, ladders | {hop: again[hop]}, *known)
-    return tuple(
-        LiveHop(
-            hop=hop,
-            rungs=rungs,
-            fit=fit_line(
-                [rung.size_bytes for rung in rungs],
-                [rung.one_way.alone_s * NS_PER_S for rung in rungs],
-            ),
-            judgement=judged[hop],
-            ill=_who_is_ill(hop, again, ladders, measured.places) if judged[hop].slow else None,
+            judgement = judged(hop, ladders | {hop: again[hop]})
+        if judgement.slow:
+            ill = _who_is_ill(hop, again, ladders, measured.places)
+        rungs = _at_best(first, again.get(hop, ()))
+        times_ns = [rung.one_way.alone_s * NS_PER_S for rung in rungs]
+        hops.append(
+            LiveHop(
+                hop=hop,
+                size_bytes=rungs[-1].size_bytes,
+                time_s=rungs[-1].one_way.alone_s,
+                fit=fit_line([rung.size_bytes for rung in rungs], times_ns),
+                judgement=judgement,
+                rungs=rungs,
+                ill=ill,
+            )
         )
-        for hop, first in ladders.items()
-        for rungs in [_at_best(first, again.get(hop, ()))]
-    )
+    return tuple(hops)
 
 
 def _at_best(first: Sequence[Rung], again: Sequence[Rung]) -> tuple[Rung, ...]:
@@ -262,30 +259,6 @@ def _ladders(rungs: Iterable[Rung]) -> dict[Hop, tuple[Rung, ...]]:
     return {
         hop: tuple(sorted(mine, key=lambda rung: rung.size_bytes)) for hop, mine in found.items()
     }
-
-
-def _judge(
-    hop: Hop,
-    ladders: Ladders,
-    places: Sequence[RankSite],
-    wire: LinkClass | None,
-    past: Past | None,
-) -> Judgement:
-    large = _large(ladders[hop])
-    found: list[Judgement | None] = []
-    ratios = [
-        rung.one_way.median_s * NS_PER_S / before
-        for rung in large
-        if past and (before := past.time_ns(rung.size_bytes))
-    ]
-    if ratios:
-        found.append(judge_time(median(ratios), 1.0, "history"))
-    found.append(_by_peers(hop, ladders, places))
-    if wire is not None:
-        expected = large[-1].size_bytes / wire.bytes_per_s
-        times = large[-1].one_way.median_s / expected
-        found.append(judge_time(times, 1.0, "class", limit=SLOW_FOR_ITS_CLASS))
-    return decide(found)
 
 
 def _large(rungs: Sequence[Rung]) -> list[Rung]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from debubble.errors import Code, Gap, LogError, Touch, UsageError, place
+from debubble.errors import Gap, LogError, Touch, UsageError, place
 from debubble.links.hop_times import Fit, Hop, LinkClass, Past, find_class, guess_class
-from debubble.links.logs.model import CounterLog, LinkErrors, NvlinkErrors, NvlinkStatus, Topology
-from debubble.links.logs.nvidia import class_of_join
+from debubble.links.logs.log import Log
+from debubble.links.logs.nvidia_smi import class_of_join
 from debubble.links.logs.read import load_json, read_log, read_text
 from debubble.timeline.model import RankTimeline
-from debubble.units import NS_PER_S, counted
+from debubble.units import NS_PER_S
 
 SCHEMA = "debubble.links/1"
 _HINT = "give what `debubble links … --json` printed"
@@ -91,7 +91,7 @@ class Wiring:
 
 
 def read_wiring(
-    ranks: Sequence[RankTimeline], words: Iterable[str], topologies: Sequence[Topology]
+    ranks: Sequence[RankTimeline], words: Iterable[str], topologies: Sequence[Log]
 ) -> Wiring:
     """Put together what is known of the wires between some ranks."""
     hops = [(here, there) for here in ranks for there in ranks if here is not there]
@@ -142,87 +142,14 @@ def _state(found: dict[Hop, LinkClass], hops: Sequence[Hop], name: str, which: s
             )
 
 
-def read_topologies(files: Iterable[str]) -> tuple[list[Topology], list[Gap]]:
-    """Read topology files; links that are down are told as gaps."""
-    topologies, gaps = [], []
-    for file in files:
-        log = read_log(read_text(file), file)
-        if isinstance(log, Topology):
-            topologies.append(log)
-        elif isinstance(log, NvlinkStatus):
-            gaps += inactive_links(log)
-        elif isinstance(log, NvlinkErrors):
-            gaps += failing_links(log)
-        elif isinstance(log, CounterLog):
-            gaps += rising_counters(log)
-        else:
+def read_topologies(files: Iterable[str]) -> tuple[list[Log], list[Gap]]:
+    """Read what tells of wires: how devices are joined; links that are down or had errors."""
+    logs = [read_log(read_text(file), file) for file in files]
+    for log in logs:
+        if not log.of_wires:
             raise UsageError(
-                f"{file} is no topology",
-                hint="--topology takes `nvidia-smi topo -m` `nvidia-smi nvlink -s` or `-e`, "
+                f"{log.file} is no topology",
+                hint="give what `nvidia-smi topo -m` printed, or `nvidia-smi nvlink -s` or `-e`, "
                 "or a range export of Prometheus",
             )
-    return topologies, gaps
-
-
-def inactive_links(status: NvlinkStatus) -> list[Gap]:
-    """Say which devices have links that are down."""
-    return [
-        Gap(
-            code=Code.LINKS_INACTIVE,
-            message=f"GPU {row.device} ({row.name}): {counted(down, 'link')} of {len(links)} "
-            "inactive",
-            hint="see `nvidia-smi nvlink -e`; its hops cannot reach their rate",
-            file=status.file,
-        )
-        for row in status.devices
-        for links in [row.links_bytes_per_s]
-        if 0 < (down := sum(rate is None for rate in links)) < len(links)
-    ]
-
-
-def failing_links(log: NvlinkErrors) -> list[Gap]:
-    """Say which devices have links that had errors: what such a link sends twice takes twice."""
-    gaps = []
-    of_device: dict[int, list[LinkErrors]] = {}
-    for counter in log.counters:
-        if counter.errors:
-            of_device.setdefault(counter.device, []).append(counter)
-    for counters in of_device.values():
-        most = max(counters, key=lambda counter: counter.errors)
-        links = counted(len({counter.link for counter in counters}), "link")
-        errors = counted(most.errors, most.kind.removesuffix("s"))
-        gaps.append(
-            Gap(
-                code=Code.LINK_ERRORS,
-                message=f"GPU {most.device} ({most.name}): {links} with errors since the last "
-                f"reset, most on link {most.link}: {errors}",
-                hint="a link that sends again is slow now and then: look at its hops' tails",
-                file=log.file,
-            )
-        )
-    return gaps
-
-
-def rising_counters(log: CounterLog) -> list[Gap]:
-    """Say which counters of errors rose, and whether all the time or now and then."""
-    gaps = []
-    for one in log.counters:
-        if one.increase:
-            where = " ".join(filter(None, (one.host, one.device and f"device {one.device}")))
-            always = one.risen_intervals == one.intervals
-            how = (
-                "all the time"
-                if always
-                else f"in {one.risen_intervals} of {one.intervals} intervals"
-            )
-            gaps.append(
-                Gap(
-                    code=Code.LINK_ERRORS,
-                    message=f"{where or 'a link'}: {one.name} rose by {one.increase}, {how}",
-                    hint="a link that is broken"
-                    if always
-                    else "congestion, or a link that comes and goes: look at its hops' tails",
-                    file=log.file,
-                )
-            )
-    return gaps
+    return logs, [gap for log in logs for gap in log.doubts]

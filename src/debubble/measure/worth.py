@@ -69,7 +69,7 @@ def count_rates(
     if not on_gpu:
         return None
     absent = sum(len(pipeline.absent) for pipeline in pipelines)
-    drawn = [side.power_w for side in sidecars if side.power_w is not None]
+    drawn = [side.draw_w for side in sidecars if side.draw_w]
     return Rates(
         gpus=-(-(len(on_gpu) + absent) // ranks_a_device(on_gpu)),
         price_per_gpu_hour=tariff.price,

@@ -154,7 +154,7 @@ def ask(baseline: Baseline, idea: Idea) -> WhatIfAnswer:
         predicted=predicted,
         order=what_if.order,
         communication=what_if.communication,
-        correction=baseline.correction_for(idea.change),
+        correction=baseline.correction,
     )
 
 

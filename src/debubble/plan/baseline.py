@@ -31,7 +31,7 @@ from debubble.simulate.engine import Engine
 from debubble.simulate.events import OrderCycle
 from debubble.simulate.planned import planned_engine
 from debubble.simulate.predict import WhatIf, enough_draws, predict
-from debubble.simulate.source import PooledSource, Source, measure_source, pool_sources
+from debubble.simulate.source import Source, measure_source
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.job import Basis, RunBasis
 from debubble.timeline.model import PassKind, RankTimeline, Timeline, ranks_a_device, surely_share
@@ -51,18 +51,6 @@ FITS = 0.05
 _USUAL_MISFIT = 0.015
 # Ties the middle of the draws to the measured run; enough for half a percent.
 _DRAWS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlsoRun:
-    """Another run of the same model, as measured."""
-
-    timeline: Timeline
-    figures: PipelineFigures
-    layers: Sequence[int] | None = None
-    """Of each stage, where they are not told."""
-    token_ratio: float | None = None
-    """Tokens of a microbatch over those of the first run, where that was said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,12 +77,6 @@ class Baseline:
     """By how much the simulation of the run as it is misses it, of the logarithm."""
     communication: Communication
     """How messages travel: that way, of those its framework has, whose simulation lands nearest."""
-    stated: bool = False
-    """Whether somebody said how messages travel."""
-    pooled: PooledSource | None = None
-    """What another run adds, where one was given."""
-    other_correction: float | None = None
-    """Of that other run, by its own simulation."""
     slow_ranks: tuple[int, ...] = ()
     """Whose devices are slower than those of the same stages in other replicas."""
 
@@ -147,8 +129,7 @@ class Baseline:
             f"simulator error {show_percent(abs(simulated / took - 1))} (limit "
             f"{show_percent(FITS)}): simulated {show_duration(round(simulated))}, measured "
             f"{show_duration(took)}",
-            hint="record more steps of all ranks, or state how messages travel: --communication "
-            f"(assumed: {self.communication})",
+            hint="record more steps of all ranks",
         )
 
     def what_if(self, change: Change) -> WhatIf:
@@ -210,15 +191,6 @@ class Baseline:
             return tokens * self.source.microbatches / change.microbatches
         return tokens
 
-    def correction_for(self, change: Change) -> float:
-        """Return the run's own correction or, with other tokens, one between both runs'."""
-        if self.pooled is None or self.other_correction is None or self.pooled.same_tokens:
-            return self.correction
-        between = (self.microbatch_scale(change) - 1) / (self.pooled.token_ratio - 1)
-        between = min(max(between, 0.0), 1.0)
-        both = self.correction ** (1 - between) * self.other_correction**between
-        return float(both)
-
     def layers_of(self, split: Sequence[int] | None, stages: int) -> tuple[float, ...]:
         """Return what the layers of each stage take after a change: even where stages are new."""
         now, known = self.source.passes.layers, self.source.split
@@ -263,13 +235,12 @@ class Baseline:
     def _communication(self, change: Change) -> Communication:
         if change.overlap:
             return beside_compute(change.schedule or self.schedule, self.framework)
-        way, seen = self.communication, self.communication is not Communication.LATENCY
-        other = change.schedule is not None and change.schedule != self.schedule
-        if other and seen and not self.stated:
-            ways = possible_ways(change.schedule or "", self.framework)
-            way = self.communication if self.communication in ways else ways[0]
-        defers = change.defer_receives and way == Communication.RUNTIME
-        return Communication.DEFERRED if defers else way
+        if change.schedule in {None, self.schedule}:
+            return self.communication
+        if self.communication is Communication.LATENCY:
+            return Communication.LATENCY
+        ways = possible_ways(change.schedule or "", self.framework)
+        return self.communication if self.communication in ways else ways[0]
 
     @property
     def framework(self) -> str | None:
@@ -290,11 +261,9 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
     limit_bytes: float | None = None,
     schedule: str | None = None,
     basis: RunBasis | None = None,
-    also: AlsoRun | None = None,
-    communication: Communication | None = None,
     links: LinkHealth | None = None,
 ) -> Baseline:
-    """Fit a run, alone or with another of its model, and hold its own simulation against it.
+    """Fit a run, and hold its own simulation against it.
 
     A batch in the profiler is not the batch one serves: `basis` says what it takes without.
     """
@@ -310,29 +279,18 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         )
     order = _order(source, name)
     memory = _memory_run(timeline, source, name)
-    runs = [] if memory is None else [memory]
-    pooled, correction = None, None
-    if also is not None:
-        others = judge_links(also.timeline, also.figures)
-        other = measure_source(also.timeline, also.figures, also.layers, others.slow_hops)
-        pooled = pool_sources(source, other, also.token_ratio)
-        source = pooled.source
-        more = _memory_run(also.timeline, other, other.schedule)
-        runs += [more] if runs and more and pooled.same_tokens else []
-        if other.schedule is not None:
-            correction = _corrected(other, _way_that_lands(other, other.schedule)[1])
-    # As the traces have it, `source` says it, of two runs where there are two.
+    # As the traces have it, `source` says it.
     elsewhere = basis if basis is not None and basis.source != "traces" else None
     window_ns = (elsewhere and elsewhere.batch_latency_ns) or source.window_ns
     outside_ns = source.outside_ns * window_ns / source.window_ns
     if elsewhere is not None and elsewhere.step_time_ns:
         outside_ns = elsewhere.step_time_ns - window_ns
-    way, off = _way_that_lands(source, name, communication)
+    way, off = _way_that_lands(source, name)
     return Baseline(
         source=source,
         schedule=name,
         order=order,
-        memory=fit_memory(runs) if runs else None,
+        memory=None if memory is None else fit_memory(memory),
         limits=_limits(source.ranks, limit_bytes),
         window_ns=window_ns,
         basis=basis.name if basis is not None else Basis.PROFILED,
@@ -340,9 +298,6 @@ def measure_baseline(  # noqa: PLR0913 (what the traces may not tell, one argume
         correction=_corrected(source, off) * window_ns / source.window_ns,
         misfit=log(off),
         communication=way,
-        stated=communication is not None,
-        pooled=pooled,
-        other_correction=correction,
     )
 
 
@@ -377,10 +332,10 @@ def even_split(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < rest) for stage in range(stages))
 
 
-def _memory_run(timeline: Timeline, source: Source, schedule: str | None) -> MemoryRun | None:
+def _memory_run(timeline: Timeline, source: Source, schedule: str) -> MemoryRun | None:
     """Return what a run tells of memory; None where it does not say what grows with what."""
     memories = [rank.memory for rank in source.ranks]
-    if schedule is None or any(
+    if any(
         memory is None or memory.static_bytes is None or memory.per_microbatch_bytes is None
         for memory in memories
     ):
@@ -396,13 +351,11 @@ def _sizes(source: Source, schedule: str) -> tuple[str, int, int, int | None]:
     return schedule, len(source.ranks), source.microbatches, source.chunks
 
 
-def _way_that_lands(
-    source: Source, schedule: str, stated: Communication | None = None
-) -> tuple[Communication, float]:
+def _way_that_lands(source: Source, schedule: str) -> tuple[Communication, float]:
     """Return how a run communicated, and what it took against its simulation that way.
 
-    The way that is stated; else that of the framework's ways, the usual one first, that puts
-    messages together where the run did so and whose simulation of the run as it is lands on it.
+    Of the framework's ways, the usual one first, that which puts messages together where the run
+    did so and whose simulation of the run as it is lands on it.
     Where the framework does not show and the usual way does not land, all others are tried. What
     puts messages together where the run did not, or the other way round, comes last. Where no
     message was seen, none is made up: results are there at once.
@@ -428,13 +381,7 @@ def _way_that_lands(
         found.append((way, source.window_ns / found_ns))
         return abs(log(found[-1][1])) <= log(1 + FITS)
 
-    if stated is not None:
-        if not lands(stated) and not found:
-            raise UsageError(
-                f"no run goes so: {schedule} with {stated} messages would deadlock",
-                hint="leave --communication out to have the best fit chosen",
-            )
-    elif not source.wires.one_way and not source.wires.both_ways:
+    if not source.wires.one_way and not source.wires.both_ways:
         lands(Communication.LATENCY)
     else:
         alike = [way for way in ways if (way in TOGETHER) == source.wires.batched]

@@ -30,8 +30,6 @@ class Change:
     """Stages a rank."""
     overlap: bool | None = None
     """Transfers beside compute, where the framework waits for them now."""
-    defer_receives: bool | None = None
-    """A receive is posted as late as is safe, and not as soon as its sender is scheduled: torch."""
     recompute: bool | None = None
     """Backward passes run their layers forward once more, and only their inputs are kept."""
     recompute_stages: tuple[int, ...] | None = None

@@ -36,8 +36,6 @@ class OrderSearch:
     seed: int = 0
     cuts_anew: bool = True
     """Whether stages may be cut and placed in another way."""
-    schedules: frozenset[str] | None = None
-    """Those that can be run by their names; None: all. Others are orders without a name."""
     clock: Callable[[], float] = field(default=time.monotonic, compare=False)
     progress: Callable[[int, int], None] = field(default=lambda _done, _all: None, compare=False)
     """Told how much is done, of how much."""
@@ -89,13 +87,8 @@ class Lever:
 class Permissions:
     """What may change; everything, as it stands."""
 
-    split: bool = True
-    microbatches: bool = True
-    overlap: bool = True
-    link: bool = True
-    """Repairs: nothing that a command can be told."""
-    schedules: frozenset[str] | None = None
-    """The schedules that can be run; None for all."""
+    barred: frozenset[str] = frozenset()
+    """Levers that may not be used, by their keys."""
     hold: Hold | None = None
     """What stays when the number of microbatches changes; None where either can."""
     empty_ends: bool = False
@@ -103,22 +96,18 @@ class Permissions:
     framework: str | None = None
     """Only what it can be told, by its name among emitters; None for what any of them can."""
 
-    def bars(self, lever: str) -> bool:
-        """Tell whether a lever need not be asked at all."""
-        return getattr(self, lever, True) is False
-
     def permits(self, change: Change, chunks: int) -> bool:
         """Tell whether a change is allowed: more stages a rank need another split too."""
         cut_anew = (change.chunks or chunks) != chunks
-        if change.schedule is not None and cut_anew and not self.split:
+        used = {
+            "split": change.split is not None or (change.schedule is not None and cut_anew),
+            "microbatches": change.microbatches is not None,
+            "schedule": change.schedule not in {None, SEARCHED},
+            "overlap": bool(change.overlap),
+        }
+        if any(used[lever] for lever in self.barred & used.keys()):
             return False
-        known = {None, SEARCHED, *(self.schedules or ())}
-        if self.schedules is not None and change.schedule not in known:
-            return False
-        wrong_hold = self.hold is not None and change.hold != self.hold
-        if change.microbatches is not None and (wrong_hold or not self.microbatches):
-            return False
-        return (self.split or change.split is None) and (self.overlap or not change.overlap)
+        return not used["microbatches"] or self.hold in {None, change.hold}
 
     def refusal_of(self, change: Change, setting: Setting) -> UsageError | None:
         """Return why the framework cannot be told a change; None where it can, or none is named."""

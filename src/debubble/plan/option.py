@@ -104,7 +104,7 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
     """Predict a change, where that was not done, and hold it against the run as it is."""
     source, change = baseline.source, idea.change
     found = predict_idea(baseline, idea) if found is None else found
-    factor = baseline.correction_for(change)
+    factor = baseline.correction
     # What the run as it is is missed by, a change may be missed by as well.
     off = abs(baseline.misfit) * found.window_ns
     low = found.window_ns - hypot(found.window_ns - found.low_ns, off)
@@ -252,12 +252,9 @@ def _apart(shares: Sequence[float]) -> str:
 
 def _grown(baseline: Baseline) -> Iterator[str]:
     """Say how passes and messages are taken to grow with tokens."""
-    if baseline.pooled is not None and not baseline.pooled.same_tokens:
-        yield "passes and messages scale with tokens as between the two runs"
-        return
     yield "passes and messages scale with tokens; attention is not measured apart"
-    kinds = baseline.source.passes.growth
-    if max(kinds[kind].constant for kind in kinds) > min(kinds[kind].constant for kind in kinds):
+    stays = baseline.source.passes.stays.values()
+    if max(stays) > min(stays):
         yield "gradient accumulation takes the same time for any number of tokens"
 
 

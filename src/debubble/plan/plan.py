@@ -14,7 +14,6 @@ from debubble.plan.advice import WORTH, Advice, advise, first_of
 from debubble.plan.baseline import Baseline, even_split
 from debubble.plan.by_replay import Miss, find_misses, replayed_options
 from debubble.plan.change import SEARCHED, Change, Hold
-from debubble.plan.kv_cache import Cache, CachePlan, plan_cache
 from debubble.plan.lever import (
     ALL,
     Lever,
@@ -25,7 +24,6 @@ from debubble.plan.lever import (
     Start,
 )
 from debubble.plan.levers import LEVERS
-from debubble.plan.levers.defer import UNSEEN
 from debubble.plan.levers.link import Repair
 from debubble.plan.levers.microbatches import HOLDS, cuts_evenly
 from debubble.plan.levers.microbatches import counts as counts_worth_trying
@@ -43,7 +41,6 @@ from debubble.plan.option import (
     weigh,
 )
 from debubble.plan.split import Partition, best_split
-from debubble.simulate.communication import Communication
 from debubble.simulate.events import OrderCycle
 from debubble.timeline.model import Timeline
 from debubble.timeline.steps import numbered
@@ -77,8 +74,6 @@ class Plan:
     """What that framework cannot be told, and so was not weighed."""
     batch_may_grow: bool = False
     """A larger batch competes like anything else: it was asked for, or nothing is trained."""
-    cache: CachePlan | None = None
-    """What splits leave for a KV cache, where that was asked and can be told."""
     misses: tuple[Miss, ...] = ()
     """Where the simulation of the run as it is misses it, where it misses it by too much."""
     ordered: OrderChoice | None = None
@@ -140,18 +135,14 @@ class Plan:
 
     def unseen(self, option: Option) -> str:
         """Return why the run cannot show what an option does; empty where it can."""
-        if option.change.defer_receives:
-            return "deferred receives were never measured"
         if cuts_untold(self.baseline, option.change):
             return "the time of weight gradients is not measured"
         if self.overlap is not None and self.overlap.slowdown is None and option.lever == "overlap":
             return "this run has no overlap to learn from"
         if option.lever == "recompute" and option.headroom is None:
             return "memory growth is unknown"
-        pooled = self.baseline.pooled
-        two_sizes = pooled is not None and not pooled.same_tokens
-        if self.baseline.microbatch_scale(option.change) < 1 and not two_sizes:
-            return "this run has one microbatch size only (add a run of another size with --also)"
+        if self.baseline.microbatch_scale(option.change) < 1:
+            return "this run has one microbatch size only"
         return ""
 
     def baseline_for(self, option: Option) -> Baseline:
@@ -170,7 +161,6 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     most_microbatches: int | None = None,
     links: LinkHealth | None = None,
     ledger: Ledger | None = None,
-    cache: Cache | None = None,
     allowed: Permissions = ALL,
     search: OrderSearch | None = None,
 ) -> Plan:
@@ -193,12 +183,10 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         timeline=timeline,
         most_microbatches=most_microbatches,
         links=links,
-        search=None
-        if search is None
-        else replace(search, cuts_anew=allowed.split, schedules=allowed.schedules),
+        search=search and replace(search, cuts_anew="split" not in allowed.barred),
     )
     if baseline.slow_ranks:
-        allowed = replace(allowed, split=False)
+        allowed = replace(allowed, barred=allowed.barred | {"split"})
     sieve = _Sieve(start=start, allowed=allowed)
     if baseline.slow_ranks:
         slow = numbered("rank", baseline.slow_ranks)
@@ -207,7 +195,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         reason += f"{'it: repair its device' if alone else 'them: repair their devices'} first"
         sieve.refuse(Idea(lever="split", change=Change()), reason)
     ideas = sieve.ideas()
-    options = _without_idle([weigh(baseline, idea) for idea in ideas])
+    options = [weigh(baseline, idea) for idea in ideas]
     for own in sieve.weighed:
         option = own.option
         # A repair takes no memory that the run does not take already.
@@ -216,13 +204,6 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         else:
             options.append(option)
     partition = sieve.start.partition
-    cached = None
-    if cache is not None:
-        try:
-            quickest = partition.split if partition and min(partition.split) else None
-            cached = plan_cache(baseline, cache, quickest)
-        except UsageError as error:
-            sieve.refuse(Idea(lever="kv_cache", change=Change()), str(error))
     repairs = [own for own in sieve.weighed if isinstance(own, Repair)]
     options += _on_top_of_repairs(start, repairs, allowed)
     may_grow = allowed.hold == "microbatch" or not baseline.trains
@@ -236,7 +217,6 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
         left_out=tuple(sieve.left_out),
         batch_may_grow=may_grow,
         refused=tuple(sieve.refused),
-        cache=cached,
         partition=partition,
         overlap=next((own for own in sieve.weighed if isinstance(own, Overlap)), None),
         ordered=next((own for own in sieve.weighed if isinstance(own, OrderChoice)), None),
@@ -296,7 +276,7 @@ class _Sieve:
         schedules: list[Idea] = []
         for lever in LEVERS:
             alone[lever.key] = []
-            if allowed.bars(lever.key) or (lever.key == "order" and not self._takes_orders()):
+            if lever.key in allowed.barred or (lever.key == "order" and not self._takes_orders()):
                 continue
             if lever.probe is None or self._can_be_told(lever.key, lever.probe):
                 alone[lever.key] = self.keep(lever.ideas(self.start))
@@ -306,12 +286,11 @@ class _Sieve:
                 alone[lever.key] = self.most(alone[lever.key], lever.shown)
         ideas = [idea for found in alone.values() for idea in found]
         # Of each kind the best few: larger batches, or cut ones, crowd out nothing else.
-        kinds: dict[tuple[bool, Hold, bool], list[Idea]] = {}
+        kinds: dict[tuple[bool, Hold], list[Idea]] = {}
         for idea in self.keep(_together(self.start, schedules, allowed.hold)):
             change = idea.change
-            kind = change.microbatches is not None, change.hold, bool(change.defer_receives)
-            kinds.setdefault(kind, []).append(idea)
-        for (counted, hold, _), alike in kinds.items():
+            kinds.setdefault((change.microbatches is not None, change.hold), []).append(idea)
+        for (counted, hold), alike in kinds.items():
             # How cut microbatches fare is the least sure: one of them is enough.
             ideas += self.most(alike, 1 if counted and hold == "batch" else _SHOWN)
         return ideas
@@ -319,7 +298,9 @@ class _Sieve:
     def find_partition(self) -> None:
         """Find the best split, or remember why there is none."""
         baseline, allowed = self.start.baseline, self.allowed
-        if allowed.split and self._can_be_told("split", Change(split=baseline.source.split)):
+        if "split" not in allowed.barred and self._can_be_told(
+            "split", Change(split=baseline.source.split)
+        ):
             ends = allowed.empty_ends and self._can_have_empty_ends()
             try:
                 found = best_split(baseline, Change(), empty_ends=ends)
@@ -399,8 +380,7 @@ class _Sieve:
             try:
                 timed.append((self._latency_s(idea.change) / work, idea))
             except OrderCycle:
-                if not (idea.lever == "combined" and idea.change.defer_receives):
-                    self.refuse(idea, _NEVER_ENDS)
+                self.refuse(idea, _NEVER_ENDS)
         ordered = [idea for _, idea in sorted(timed, key=lambda pair: pair[0])]
         # Where nothing tells what weights take, what cuts backward passes can only be tried: the
         # best that can be promised is not left out for it.
@@ -431,19 +411,6 @@ class _Sieve:
         if change not in self.quick:
             self.quick[change] = quick_latency_s(self.start.baseline, change)
         return self.quick[change]
-
-
-def _without_idle(options: Sequence[Option]) -> list[Option]:
-    """Leave out combinations in which deferred receives add next to nothing."""
-    gains = {option.change: option.throughput_gain for option in options}
-    return [
-        option
-        for option in options
-        if option.lever != "combined"
-        or not option.change.defer_receives
-        or option.throughput_gain
-        > gains.get(replace(option.change, defer_receives=None), -1.0) + WORTH
-    ]
 
 
 def _too_large(left: Sequence[Headroom] | None) -> str:
@@ -479,11 +446,6 @@ def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterat
             change = replace(change, split=split)
             if sum(lever is not None for lever in levers) > 1:
                 yield Idea(lever="combined", change=change, assumptions=idea.assumptions)
-            # Receives of the best schedule, where torch's runtime would post them.
-            runtime = baseline.what_if(change).communication == Communication.RUNTIME
-            if runtime and idea in orders[:1] and size == Change():
-                change = replace(change, defer_receives=True)
-                yield Idea(lever="combined", change=change, assumptions=(*idea.assumptions, UNSEEN))
 
 
 def _splits_by_size(
@@ -511,7 +473,7 @@ def _on_top_of_repairs(
     if not repairs or repairs[0].option.throughput_low <= WORTH:
         return
     mended, hops = repairs[0].baseline, repairs[0].option.change.repaired
-    others = replace(allowed, link=False, overlap=False)
+    others = replace(allowed, barred=allowed.barred | {"link", "overlap"})
     sieve = _Sieve(start=replace(start, baseline=mended, search=None), allowed=others)
     sized = [
         idea

@@ -1,25 +1,19 @@
-"""What a user asks of a run, and says of it → the change to weigh, or how to plan."""
+"""What a user asks of a run, and says of it → the change to weigh."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from debubble.errors import Code, Gap, UsageError
-from debubble.plan.baseline import AlsoRun, Baseline
+from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
-from debubble.plan.context_length import OtherLength
 from debubble.plan.emit import EMITTERS
-from debubble.plan.kv_cache import Cache
-from debubble.plan.lever import OrderSearch
 from debubble.plan.levers.overlap import say_slowdown
 from debubble.plan.option import Idea
-from debubble.plan.plan import Plan
 from debubble.simulate.communication import WAITED, usual_communication
 from debubble.simulate.costs.wire_pools import Hop
-from debubble.timeline.figures import PipelineFigures
-from debubble.timeline.model import Timeline
 from debubble.timeline.schedules import Order, state_schedule
 from debubble.units import NS_PER_S, PLAIN_NUMBER, counted, parse_rate
 
@@ -31,101 +25,43 @@ _MOST_TOKENS = 1000.0
 _HOP = re.compile(r"([0-9]+):([0-9]+)=(.+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """What was said of tokens a microbatch; None where nothing was."""
+def token_scale(asked: str | None, measured: int | None) -> float | None:
+    """Return how many times as many tokens a microbatch is to have; None for as many as it has.
 
-    asked: str | None = None
-    """So many, or so many times as many: `2048`, `2x`."""
-    measured: int | None = None
-    also: int | None = None
-    """In the other run."""
-
-    def of_run(self, baseline: Baseline) -> float | None:
-        """Return the tokens of a microbatch as it is, where that was said of either run."""
-        if self.measured is not None:
-            return float(self.measured)
-        if self.also is not None and baseline.pooled is not None:
-            return self.also / baseline.pooled.token_ratio
+    Asked for are so many, `2048`, where it is known how many were measured; or `2x`.
+    """
+    if asked is None:
         return None
-
-    def scale(self, baseline: Baseline) -> float | None:
-        """Return how many times as many tokens are asked for; None for as many as there are."""
-        if self.asked is None:
-            return None
-        scale, is_count = self._read()
-        if is_count:
-            measured = self.of_run(baseline)
-            if measured is None:
-                raise UsageError(
-                    "the tokens of a microbatch are unknown",
-                    hint="add --tokens-measured N, or ask for times as many: --tokens 2x",
-                )
-            scale /= measured
-        _refuse_too_far(scale)
-        return None if scale == 1.0 else scale
-
-    def check(self, *, has_also: bool) -> None:
-        """Refuse what is no number, too far away, or of no other run, before anything long."""
-        if self.also is not None and not has_also:
+    read = _TOKENS.fullmatch(asked.strip())
+    if read is None or float(read[1]) <= 0:
+        raise UsageError(f"{asked!r} is no number of tokens", hint="write it as 2048, or 2x")
+    scale = float(read[1])
+    if not read[2]:
+        if measured is None:
             raise UsageError(
-                "--tokens-measured names two runs, and there is one", hint="add --also TRACES"
+                "the tokens of a microbatch are unknown", hint="ask for times as many: --tokens 2x"
             )
-        if self.asked is None:
-            return
-        scale, is_count = self._read()
-        if not is_count or self.measured is not None:
-            _refuse_too_far(scale / (self.measured or 1) if is_count else scale)
-
-    def _read(self) -> tuple[float, bool]:
-        read = _TOKENS.fullmatch((self.asked or "").strip())
-        if read is None or float(read[1]) <= 0:
-            raise UsageError(
-                f"{self.asked!r} is no number of tokens", hint="write it as 2048, or 2x"
-            )
-        return float(read[1]), not read[2]
-
-
-def _refuse_too_far(scale: float) -> None:
+        scale /= measured
     if not 1 / _MOST_TOKENS <= scale <= _MOST_TOKENS:
         raise UsageError(
             f"{scale:.3g} times as many tokens cannot be predicted from this run",
             hint="a run of about that length can tell",
         )
+    return None if scale == 1.0 else scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
     """What is said of a run that its traces may not tell; None where nothing is."""
 
-    tokens: Tokens = field(default_factory=Tokens)
     layers: tuple[int, ...] | None = None
     limit_bytes: float | None = None
     """What a rank may hold."""
     schedule: str | None = None
-    communication: str | None = None
-    """How messages of the run travel, where the way that is found does not fit."""
-    latency_ns: float | None = None
-    """Of a batch without the profiler."""
 
 
-def also_run(
-    timeline: Timeline, figures: PipelineFigures, split: tuple[int, ...] | None, stated: Stated
-) -> AlsoRun:
-    """Return another run of the model, whose layers its traces show, the user states or its job."""
-    shown, tokens = any(rank.layers for rank in figures.ranks), stated.tokens
-    return AlsoRun(
-        timeline=timeline,
-        figures=figures,
-        layers=None if shown else stated.layers or split,
-        token_ratio=tokens.also / tokens.measured if tokens.also and tokens.measured else None,
-    )
-
-
-def gaps_of(baseline: Baseline) -> Iterator[Gap]:
-    """Yield what is wrong with what a run is changed by: another run, or layers as stated."""
-    if baseline.pooled is not None:
-        yield from baseline.pooled.gaps
+def layers_differ(baseline: Baseline) -> Iterator[Gap]:
+    """Yield that layers were stated which the traces contradict."""
     layers = {row.stage: row.layers for rank in baseline.ranks for row in rank.layers}
     shown, stated = tuple(layers[stage] for stage in sorted(layers)), baseline.source.split
     if stated is not None and len(shown) == len(stated) and shown != tuple(stated):
@@ -135,37 +71,6 @@ def gaps_of(baseline: Baseline) -> Iterator[Gap]:
             message=f"--layers says {stated_layers}, and the traces show {seen}",
             hint="leave --layers out, unless its layers are not alike",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest:
-    """How to plan."""
-
-    stated: Stated = field(default_factory=Stated)
-    most_microbatches: int | None = None
-    hold: Hold | None = None
-    """What stays where the number of microbatches changes: else the batch of a run that trains,
-    with larger ones apart, and either where nothing is trained."""
-    cache: Cache | None = None
-    planned_for: str | None = None
-    """The framework that must be able to run all options: else its own; `ANY` lifts that."""
-    search: OrderSearch | None = None
-    """Look for an order that has no name, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
-    """A plan, and what becomes of it with other tokens."""
-
-    plan: Plan
-    stated: Stated = field(default_factory=Stated)
-    length: OtherLength | None = None
-    """None where no other length was asked for, or nothing can be simulated."""
-
-    @property
-    def tokens(self) -> float | None:
-        """Of a microbatch as it was measured."""
-        return self.stated.tokens.of_run(self.plan.baseline)
 
 
 def check_frameworks(*names: str | None) -> None:
@@ -181,7 +86,6 @@ def check_frameworks(*names: str | None) -> None:
 class ChangeRequest:
     """What to change in a measured run; None: as it is."""
 
-    stated: Stated = field(default_factory=Stated)
     microbatches: int | None = None
     hold: Hold | None = None
     schedule: str | None = None
@@ -192,8 +96,10 @@ class ChangeRequest:
     recompute: bool | None = None
     hops: tuple[str, ...] = ()
     """`2:3=5GB/s`."""
+    tokens: str | None = None
+    """Of a microbatch: `2048`, or times as many, `2x`."""
 
-    def idea(self, baseline: Baseline, token_scale: float | None) -> Idea:
+    def idea(self, baseline: Baseline, measured_tokens: int | None) -> Idea:
         """Make a change of what is asked for; what is as it was already is no change."""
         order = None if self.schedule is None else self._order_of_file(baseline)
         schedule = self.schedule or baseline.schedule
@@ -224,7 +130,7 @@ class ChangeRequest:
             order=order,
             chunks=None if same_order else chunks,
             overlap=True if self._overlaps(schedule, baseline.framework) else None,
-            token_scale=token_scale,
+            token_scale=token_scale(self.tokens, measured_tokens),
             recompute=None if self.recompute == baseline.ranks[0].recomputes else self.recompute,
         )
         trains, would = _trains(baseline.order), _trains(baseline.what_if(change).order)

@@ -162,14 +162,14 @@ def _wait_events(passes: Passes, everyone: Passes, rank: int) -> Iterator[Event]
 
 
 def _explained_waits(waits: Sequence[Wait]) -> Iterator[Event]:
-    """Show waits by cause; colours are of the few names that trace viewers know."""
+    """Show waits by cause."""
     for wait in waits:
         name = str(wait.cause).replace("_", " ")
         if wait.waits_for:
             name += f": {wait.waits_for}"
         event = _slice(name, "wait", (wait.rank, _WAITS), (wait.start_ns, wait.end_ns))
         args = {"cause": str(wait.cause), "waits_for": wait.waits_for, "step": wait.step}
-        yield {**event, "cname": wait.cause.about.perfetto, "args": args}
+        yield {**event, "args": args}
 
 
 def _windows(passes: Passes) -> list[tuple[int, int]]:

@@ -202,7 +202,7 @@ def _legend(frame: Frame, width: int) -> list[Text]:
         if (passes.kind == kind).any()
     ]
     entries += [
-        (sign, _WAIT_STYLES.get(sign, "dim"), cause.about.word)
+        (sign, _WAIT_STYLES.get(sign, "dim"), cause.word)
         for cause, sign in _SIGNS.items()
         if cause in seen
     ]

@@ -60,7 +60,7 @@ KINDS = {
 def colours_of(cause: Cause, *, in_dark: bool = False) -> tuple[str, str]:
     """Return the fill of a cause, and the ink of its hatch."""
     about = cause.about
-    return about.dark if in_dark and about.dark else (about.fill or about.colour, about.ink)
+    return about.dark if in_dark and about.dark else (about.colour, about.ink)
 
 
 def cause_rules(causes: Iterable[Cause], *, in_dark: bool = False) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from debubble.report.answers.change import say_basis
-from debubble.report.answers.context_length import CachePart, LengthPart, least_left, name_length
 from debubble.report.answers.ledger import say_rates, worth_cells, worth_columns
 from debubble.report.answers.plan import OptionPart, PlanAnswer
 from debubble.report.answers.server_plan import ServerOptionPart, ServerPlanAnswer
@@ -49,10 +48,6 @@ def plan_page(answer: PlanAnswer, next_command: str = "", *, details: bool = Tru
             notes.append("all options, refused options, assumptions, memory: --details")
     if answer.options:
         page.tables += _option_tables(answer) if details else [_best_table(answer)]
-    if answer.context_length is not None:
-        page.tables.append(_length_table(answer, answer.context_length))
-    if answer.kv_cache is not None:
-        page.tables.append(_cache_table(answer, answer.kv_cache))
     if answer.refused and details:
         page.tables.append(
             refused_table((refused.words, refused.reason) for refused in answer.refused)
@@ -105,6 +100,12 @@ def _unchanged_cells(answer: PlanAnswer) -> tuple[str, ...]:
     )
 
 
+def least_left(headroom: Sequence[int | None] | None) -> str | None:
+    """Say what the fullest rank has left of its memory; None where that is not known."""
+    left = [rank for rank in headroom or () if rank is not None]
+    return show_bytes(min(left)) if left else None
+
+
 def _option_cells(option: OptionPart, *, mark: bool) -> tuple[str, ...]:
     low, high = option.interval.batch_latency_s or (0.0, 0.0)
     name = f"{option.words}{' (by replay)' if option.by_replay else ''}"
@@ -146,54 +147,8 @@ def _option_tables(answer: PlanAnswer) -> Iterator[Table]:
         yield larger
 
 
-def _length_table(answer: PlanAnswer, length: LengthPart) -> Table:
-    """Lay out every option at another length, beside its rank there."""
-    name = name_length(length.token_scale, length.tokens)
-    table = Table(
-        columns=("rank there", "option", "batch", "bubble", "gain", "headroom", "there"),
-        title=f"at {name}, against the unchanged run at that length",
-    )
-    for there in length.options:
-        table.add(
-            show_known(there.rank),
-            answer.options[there.option].words,
-            show_seconds(there.numbers.batch_latency_s),
-            show_share(there.numbers.bubble_fraction),
-            show_change(there.throughput_gain_fraction),
-            least_left(there.headroom_bytes) or "unknown",
-            there.fate,
-        )
-    return table
-
-
-def _cache_table(answer: PlanAnswer, cache: CachePart) -> Table:
-    """Lay out the splits by what a KV cache holds, the one in use among them."""
-    table = Table(
-        columns=("split", "KV cache tokens", "more", "limited by", "batch", "throughput"),
-        title="KV cache, limited by the rank with the least memory per layer",
-    )
-    table.add(
-        f"{','.join(map(str, answer.baseline.split or ()))} (now)",
-        show_count(cache.tokens),
-        "",
-        f"rank {cache.limited_by_rank}",
-        show_seconds(answer.baseline.numbers.batch_latency_s),
-        "",
-    )
-    for option in cache.options:
-        table.add(
-            ",".join(map(str, option.change.split or ())),
-            show_count(option.tokens),
-            show_known(option.tokens_gain_fraction, show_change),
-            f"rank {option.limited_by_rank}",
-            show_seconds(option.batch_latency_s),
-            show_change(option.throughput_gain_fraction),
-        )
-    return table
-
-
 def _notes(answer: PlanAnswer) -> list[str]:
-    base, length, cache = answer.baseline, answer.context_length, answer.kv_cache
+    base = answer.baseline
     notes = [say_basis(answer.basis, base.without_profiler), *_between_steps(answer)]
     notes += [f"{answer.left_out.sentence}; --for any includes them"] if answer.left_out else []
     notes += list(say_rates(answer.rates)) if answer.options else []
@@ -203,8 +158,6 @@ def _notes(answer: PlanAnswer) -> list[str]:
         shown = few if len(each) <= FEW else show_range(each, show_bytes)
         notes.append(f"memory of a microbatch in flight, by rank: {shown}")
     assumed = {sentences for option in answer.options for sentences in option.assumptions}
-    assumed |= set(length.assumptions if length else ())
-    assumed |= set(cache.assumptions if cache else ())
     notes += [f"assumed: {sentences}" for sentences in sorted(assumed)]
     notes += _memory_notes(answer)
     if answer.quickest_split is not None and answer.lower_bound_s is not None:

@@ -266,7 +266,7 @@ def _legend(frame: Frame, y: int) -> tuple[list[str], int]:
         for kind, look in KINDS.items()
         if (frame.passes.kind == kind).any()
     ]
-    entries += [(f"url(#h-{cause})", cause.about.word, "") for cause in _seen(frame)]
+    entries += [(f"url(#h-{cause})", cause.word, "") for cause in _seen(frame)]
     parts, x = [], float(_PADDING)
     for fill, words, letter in entries:
         width = _SWATCH + 6 + _LETTER * len(words) + 16

@@ -118,10 +118,8 @@ WORDS = frozenset(
 )
 
 
-# Between two columns of a table, and how short a name stays on its line: `NVIDIA H200`. What needs
-# more than a line so is set closer, then with all names broken; only then does a table get a
-# second part.
-_LAYOUTS = ((3, 12), (2, 12), (2, 0))
+# Between two columns of a table, and where that is too wide.
+_APART, _CLOSE = 3, 2
 # A table is easily read while few of its rows, such a share, take more than so many lines.
 _LINES, _TALL_SHARE = 2, 0.1
 # A name breaks between words, but `10 → 11` is one.
@@ -205,15 +203,15 @@ def _print_tables(tables: Sequence[Table], console: Console) -> None:
     """Print tables with the same columns, under each other as one."""
     rows = [row for table in tables for row in table.rows]
     alike = Table(columns=tables[0].columns, rows=rows, spare=tables[0].spare)
-    between, parts = _lay_out(alike, console.width)
+    parts = _lay_out(alike, console.width)
     for table in tables:
         console.print()
         if table.title:
             _say(Text(printable(table.title)), console)
-        for number, columns in enumerate(parts):
+        for number, widths in enumerate(parts):
             if number:
                 console.print()
-            console.print(_draw(table, columns, between))
+            console.print(_draw(table, widths, console.width))
     shown = {index for part in parts for index in part}
     missing = [name for index, name in enumerate(alike.columns) if index not in shown]
     if missing:
@@ -271,27 +269,58 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-def _lay_out(table: Table, width: int) -> tuple[int, list[dict[int, int]]]:
-    """Return what lies between columns, and those that fit beside each other, with their widths.
+def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
+    """Return the columns that stand beside each other, each with its width.
 
     No cell is cut. Words wrap between words; where that makes many rows tall, spare columns go.
     What does not fit then goes below, with the first column again: a figure, or a path, is only
     broken where it is longer than a line.
     """
-    wide = _LAYOUTS[0][0]
-    longest = [max(map(cell_len, cells)) for cells in zip(table.columns, *table.rows, strict=True)]
-    if sum(longest) + wide * (len(longest) - 1) <= width:
-        return wide, [dict(enumerate(longest))]
-    for without in range(len(table.spare) + 1):
-        spared = table.spare[:without]
-        places = [index for index, name in enumerate(table.columns) if name not in spared]
-        tried = [
-            (between, _parts(table, places, width, between, short)) for between, short in _LAYOUTS
-        ]
-        fit = next((fits for fits in tried[1:] if len(fits[1]) == 1), tried[1])
-        if len(fit[1]) == 1 and _is_low(table, fit[1][0]):
+    whole: list[int] = []
+    least: list[int] = []
+    for name, *column in zip(table.columns, *table.rows, strict=True):
+        cells = list(map(printable, column))
+        parts = [part for cell in cells for part in _BETWEEN_WORDS.split(cell)]
+        whole.append(max(map(cell_len, [name, *cells])))
+        longest = max(map(cell_len, [*name.split(), *(parts if name in WORDS else cells)]))
+        # The first column stands beside each of the others.
+        least.append(min(longest, width - _CLOSE - least[0] if least else (width - _CLOSE) // 2))
+    if _across(whole, _APART) <= width:
+        return [dict(enumerate(whole))]
+    for spared in range(len(table.spare) + 1):
+        kept = [i for i, name in enumerate(table.columns) if name not in table.spare[:spared]]
+        sides = [[kept[0]]]
+        for index in kept[1:]:
+            if _across([least[i] for i in (*sides[-1], index)], _CLOSE) > width:
+                sides.append([kept[0]])
+            sides[-1].append(index)
+        fit = [_narrowed(table.columns, side, whole, least, width) for side in sides]
+        if len(fit) == 1 and _is_low(table, fit[0]):
             break
     return fit
+
+
+def _across(widths: Iterable[int], between: int) -> int:
+    """Return how wide columns are together."""
+    every = list(widths)
+    return sum(every) + between * (len(every) - 1)
+
+
+def _narrowed(
+    columns: Sequence[str],
+    side: Sequence[int],
+    whole: Sequence[int],
+    least: Sequence[int],
+    width: int,
+) -> dict[int, int]:
+    """Take from columns until they fit: first headings of figures break, then the longest words."""
+    widths = {index: whole[index] for index in side}
+    while _across(widths.values(), _CLOSE) > width:
+        wide = [index for index in side if widths[index] > least[index]]
+        if not wide:
+            break
+        widths[max(wide, key=lambda index: (columns[index] not in WORDS, widths[index]))] -= 1
+    return widths
 
 
 def _is_low(table: Table, widths: Mapping[int, int]) -> bool:
@@ -304,68 +333,15 @@ def _is_low(table: Table, widths: Mapping[int, int]) -> bool:
     return len(tall) <= _TALL_SHARE * len(table.rows)
 
 
-def _parts(
-    table: Table, places: Sequence[int], width: int, between: int, short: int
-) -> list[dict[int, int]]:
-    whole: dict[int, int] = {}
-    least: dict[int, int] = {}
-    for index in places:
-        column = table.columns[index]
-        cells = [printable(row[index]) for row in table.rows]
-        unbroken = [
-            part
-            for cell in cells
-            for part in (
-                _BETWEEN_WORDS.split(cell) if column in WORDS and cell_len(cell) > short else [cell]
-            )
-        ]
-        # The first column stands beside each of the others.
-        room = width - between - least[0] if index else (width - between) // 2
-        longest = max(map(cell_len, [*column.split(), *unbroken]), default=0)
-        least[index] = min(longest, room)
-        whole[index] = max(map(cell_len, [column, *cells]))
-    parts, free = [[0]], width - least[0]
-    for index in places[1:]:
-        if least[index] + between > free:
-            parts.append([0])
-            free = width - least[0]
-        parts[-1].append(index)
-        free -= least[index] + between
-    return [
-        _widen(part, table.columns, whole, least, width + between - between * len(part))
-        for part in parts
-    ]
-
-
-def _widen(
-    part: Sequence[int],
-    columns: Sequence[str],
-    whole: Mapping[int, int],
-    least: Mapping[int, int],
-    width: int,
-) -> dict[int, int]:
-    """Give columns what is left of the width: those of words first, then those that lack least.
-
-    A column of figures lacks nothing but a heading on one line.
-    """
-    widths = {index: least[index] for index in part}
-    free = width - sum(widths.values())
-    lack = [(columns[index] not in WORDS, whole[index] - least[index], index) for index in part]
-    for _, _, index in sorted(lack):
-        more = min(whole[index] - least[index], max(free, 0))
-        widths[index] += more
-        free -= more
-    return widths
-
-
-def _draw(table: Table, widths: Mapping[int, int], between: int) -> RichTable:
+def _draw(table: Table, widths: Mapping[int, int], width: int) -> RichTable:
+    between = _APART if _across(widths.values(), _APART) <= width else _CLOSE
     # The box itself puts one between columns.
     padding = (0, 1, 0, between - 2)
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
-    for index, width in widths.items():
+    for index, column_width in widths.items():
         column = table.columns[index]
         justify: Literal["left", "right"] = "left" if column in WORDS else "right"
-        drawn.add_column(column, justify=justify, width=width, overflow="fold")
+        drawn.add_column(column, justify=justify, width=column_width, overflow="fold")
     for row in table.rows:
         drawn.add_row(*(_safe(row[index]) for index in widths))
     return drawn

@@ -16,7 +16,7 @@ import numpy as np
 from debubble.errors import UsageError
 from debubble.simulate import shared_device
 from debubble.simulate.communication import Communication
-from debubble.simulate.costs.passes import WHOLE, PassModel, slowed_beside
+from debubble.simulate.costs.passes import GROWTH_SPREAD, WHOLE, PassModel, slowed_beside
 from debubble.simulate.costs.wire_pools import BUFFERED_BYTES, Hop
 from debubble.simulate.engine import Engine
 from debubble.simulate.events import NEVER_NS
@@ -155,7 +155,7 @@ def predict(  # noqa: PLR0913 (a run, a change, and how it is drawn)
     worked = own * source.busy_share + gathered * source.data_occupies
     bubbles = 1 - worked / (len(program.ranks) * windows)
     of_hops = bool(source.repaired or what_if.hops_ns)
-    unsure = model.growth_spread * float(np.log(what_if.token_scale))
+    unsure = GROWTH_SPREAD * float(np.log(what_if.token_scale))
     spread = float(np.linalg.norm([SPREAD, source.window_spread, _HOP_SPREAD * of_hops, unsure]))
     window = float(np.median(windows))
     return Prediction(

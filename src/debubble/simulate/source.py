@@ -1,29 +1,22 @@
-"""Measured runs in → what one tells, or two together, of the costs of a changed run.
-
-With as many tokens a microbatch they are put together. With more or fewer they tell how passes and
-messages grow.
-"""
+"""A measured run in → what it tells of the costs of a changed run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from debubble.errors import Code, Gap, UsageError
+from debubble.errors import UsageError
 from debubble.simulate.costs.passes import (
-    Kind,
     PassModel,
     data_parallel_of,
     fit_passes,
-    grow_by_one_run,
-    grow_by_two_runs,
     inside_passes,
 )
-from debubble.simulate.costs.wire_pools import Hop, SlowHop, WirePools, join_pools, pool_wires
+from debubble.simulate.costs.wire_pools import Hop, SlowHop, WirePools, pool_wires
 from debubble.simulate.events import NEVER_NS
 from debubble.simulate.lengths import batch_gaps, pass_gaps
 from debubble.simulate.measured import MeasuredStep, measure_step
@@ -31,19 +24,13 @@ from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.model import (
     I64,
     Intervals,
-    PassKind,
     RankTimeline,
     Timeline,
     surely_share,
     without,
 )
 from debubble.timeline.steps import only_steps
-from debubble.units import show_percent, show_ranks
-
-# Closer than this, two runs have the same number of tokens.
-_SAME = 0.01
-# Two runs tell how passes grow; the tails of their messages stay a sample of few.
-_TWO_RUNS_SPREAD = 0.05
+from debubble.units import show_ranks
 
 # The standard error of a median over that of a mean.
 OF_MEDIAN = 1.25
@@ -86,21 +73,6 @@ class Source:
     """Hops that were slow in the run are taken to be as the others are."""
     shared: bool = False
     """All ranks are on one device."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PooledSource:
-    """What two runs tell together."""
-
-    source: Source
-    token_ratio: float
-    """Tokens of the second run over those of the first."""
-    gaps: tuple[Gap, ...]
-
-    @property
-    def same_tokens(self) -> bool:
-        """Whether both runs had microbatches of one size."""
-        return same_tokens(self.token_ratio)
 
 
 def measure_source(
@@ -241,121 +213,3 @@ def moment_of(microbatch: int, last: int) -> str:
     if microbatch == 0:
         return "first"
     return "last" if microbatch == last else "other"
-
-
-def same_tokens(ratio: float) -> bool:
-    """Tell whether this is no difference."""
-    return abs(ratio - 1) < _SAME
-
-
-def pool_sources(source: Source, other: Source, stated_ratio: float | None = None) -> PooledSource:
-    """Add what another run tells; its tokens against the first one's may be stated."""
-    _refuse_strangers(source, other)
-    ratio = _token_ratio(source, other, stated_ratio)
-    first, second = _with_one_slope(source.passes, other.passes)
-    if same_tokens(ratio):
-        joined = replace(
-            source, passes=_join(first, second), wires=join_pools(source.wires, other.wires)
-        )
-        return PooledSource(
-            source=joined, token_ratio=1.0, gaps=tuple(_contradictions(first, second))
-        )
-    grown = replace(
-        source,
-        passes=replace(
-            first,
-            growth=grow_by_two_runs(first.base, second.base, ratio),
-            growth_spread=_TWO_RUNS_SPREAD,
-        ),
-        wires=replace(source.wires, other=(ratio, other.wires)),
-    )
-    return PooledSource(source=grown, token_ratio=ratio, gaps=())
-
-
-def _refuse_strangers(source: Source, other: Source) -> None:
-    hint = "--also takes another run of the same model on as many ranks"
-    if len(source.ranks) != len(other.ranks):
-        raise UsageError(
-            f"the runs have {len(source.ranks)} and {len(other.ranks)} ranks in a pipeline",
-            hint=hint,
-        )
-    layers = [None if run.split is None else sum(run.split) for run in (source, other)]
-    if layers[0] != layers[1]:
-        said = ["unknown" if count is None else str(count) for count in layers]
-        raise UsageError(f"layers of the two runs: {said[0]} and {said[1]}", hint=hint)
-    if source.split is None and len(source.passes.layers) != len(other.passes.layers):
-        raise UsageError(
-            "the runs have different stages, and layers could not be told",
-            hint="say them with --layers, such as 4,4,4,4",
-        )
-
-
-def _token_ratio(source: Source, other: Source, stated: float | None) -> float:
-    """Return how many times as many tokens the other run has: messages are proportional to them."""
-    sizes = source.wires.message_bytes, other.wires.message_bytes
-    if min(sizes) <= 0:
-        if stated is None:
-            raise UsageError(
-                "the tokens of the two runs are unknown",
-                hint="give --tokens-measured N,N",
-            )
-        return stated
-    seen = sizes[1] / sizes[0]
-    if stated is not None and not same_tokens(stated / seen):
-        raise UsageError(
-            f"the other run is said to have {stated:.3g} times as many tokens, "
-            f"but its messages are {seen:.3g} times as large",
-            hint="leave the second number out: messages tell it",
-        )
-    return seen
-
-
-def _with_one_slope(model: PassModel, other: PassModel) -> tuple[PassModel, PassModel]:
-    """Let ranks slow each other alike in both runs, as in that which shows it more."""
-    steeper = model if model.slope >= other.slope else other
-    telling = other if other.tells_beside and not model.tells_beside else model
-    first, second = (
-        replace(
-            run.with_slopes(steeper.slope, telling.beside),
-            tells_beside=telling.tells_beside,
-        )
-        for run in (model, other)
-    )
-    return first, second
-
-
-def _join(model: PassModel, other: PassModel) -> PassModel:
-    base = {**other.base, **model.base}
-    base |= {of: (model.base[of] + other.base[of]) / 2 for of in set(model.base) & set(other.base)}
-    return replace(
-        model,
-        base=base,
-        residuals=np.concatenate((model.residuals, other.residuals)),
-        activity={**other.activity, **model.activity},
-        shares={**other.shares, **model.shares},
-        growth=grow_by_one_run(base),
-    )
-
-
-def _contradictions(model: PassModel, other: PassModel) -> Iterator[Gap]:
-    """Name the kinds of pass whose times differ by more than passes of one run do."""
-    apart: dict[Kind, list[float]] = {}
-    for kind, first, place in set(model.base) & set(other.base):
-        by = other.base[kind, first, place] - model.base[kind, first, place]
-        apart.setdefault((kind, first), []).append(by)
-    spread = float(np.hypot(model.residuals.std(), other.residuals.std()))
-    for (kind, first), logs in sorted(apart.items()):
-        factor = float(np.exp(np.mean(logs)))
-        if abs(np.mean(logs)) > spread:
-            yield Gap(
-                code=Code.COSTS_DIFFER,
-                message=f"{_name(kind, first=first)} takes {factor:.2f} times as long a layer in "
-                f"the other run; within a run passes differ by {show_percent(spread)}. "
-                "The mean is used",
-                hint="leave --also out, or give a run of the same model, devices and size",
-            )
-
-
-def _name(kind: int, *, first: bool) -> str:
-    name = PassKind(kind).name if kind in set(PassKind) else "W of the first stage"
-    return f"{name} of the first microbatch" if first else name

@@ -35,7 +35,7 @@ class RunBasis:
     """On which basis a run is held against predictions and other runs: decided here, once."""
 
     name: Basis
-    source: Literal["traces", "sidecars", "stated"]
+    source: Literal["traces", "sidecars"]
     batch_latency_ns: int | None
     step_time_ns: int | None
     """None where it was not said on this basis."""
@@ -44,18 +44,6 @@ class RunBasis:
     def traced(self) -> Basis:
         """On which basis the times in the traces themselves are."""
         return self.name if self.source == "traces" else Basis.PROFILED
-
-    def stated(self, latency_ns: float | None) -> RunBasis:
-        """Return the basis with the latency that the user knows, where they said one."""
-        if latency_ns is None:
-            return self
-        return replace(
-            self,
-            name=Basis.UNPROFILED,
-            source="stated",
-            batch_latency_ns=round(latency_ns),
-            step_time_ns=None,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

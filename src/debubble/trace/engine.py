@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -37,19 +38,17 @@ class Engine(Protocol):
         ...
 
 
-def map_files(  # noqa: PLR0913 (one argument a question)
+def map_files(
     task: Task[_Known, _Result],
     files: Sequence[_Known],
     engine: Engine,
     limits: Limits,
     on_progress: Progress | None = None,
-    *,
-    ordered: bool = False,
 ) -> Generator[tuple[_Known, _Result | TraceError]]:
-    """Yield what comes of each file as it comes, or in the files' order.
+    """Yield what comes of each file, in the files' order.
 
-    A `TraceError` of the task, a worker that dies of a file and a task that fails three times are
-    the outcome of that file alone. Left early, the iterator cancels what is queued.
+    A `TraceError` of the task, want of memory and a worker that dies of a file are the outcome of
+    that file alone. Left early, the iterator cancels what is queued.
     """
     early: dict[int, _Result | TraceError] = {}
     following = 0
@@ -64,9 +63,6 @@ def map_files(  # noqa: PLR0913 (one argument a question)
             for done, (number, outcome) in enumerate(outcomes, start=1):
                 if on_progress is not None:
                     on_progress(done, len(files))
-                if not ordered:
-                    yield files[number], outcome
-                    continue
                 early[number] = outcome
                 while following in early:
                     yield files[following], early.pop(following)
@@ -78,24 +74,22 @@ def _work_here(
 ) -> Generator[tuple[int, _Result | TraceError]]:
     """Do the work in this process, one file after the other."""
     for number, known in enumerate(files):
-        outcome: _Result | TraceError
-        try:
-            outcome = task(known, limits)
-        except TraceError as error:
-            outcome = error
-        except MemoryError:
-            outcome = too_large(known)
-        yield number, outcome
+        yield number, outcome_of(known, partial(task, known, limits))
 
 
-def too_large(known: TraceFile) -> TraceTooLarge:
-    """Say that a file does not fit."""
-    return TraceTooLarge(
-        "does not fit into memory",
-        hint="record fewer steps, or read it on a larger machine",
-        file=known.file,
-        rank=known.rank,
-    )
+def outcome_of(known: TraceFile, result: Callable[[], _Result]) -> _Result | TraceError:
+    """Return a result, or the error that is told of its file alone."""
+    try:
+        return result()
+    except TraceError as error:
+        return error
+    except MemoryError:
+        return TraceTooLarge(
+            "does not fit into memory",
+            hint="record fewer steps, or read it on a larger machine",
+            file=known.file,
+            rank=known.rank,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +110,8 @@ class LocalEngine:
             return
         from debubble.trace.workers import Pool  # noqa: PLC0415 (slow to load)
 
-        pool = Pool(min(len(files), self.workers or os.cpu_count() or 1))
-        try:
+        with Pool(min(len(files), self.workers or os.cpu_count() or 1)) as pool:
             yield pool
-        except BaseException:
-            pool.dismiss()
-            raise
-        pool.shutdown()
 
 
 LOCAL = LocalEngine()

@@ -31,29 +31,7 @@ class Stamp:
     tail: int
     """CRC-32 of its last 4 KiB: the end of a gzip file holds the checksum of all of it."""
     whole: int | None = None
-    """CRC-32 of all of a file that is not packed; older digests do not tell it."""
-
-    def is_of(self, other: Stamp) -> bool:
-        """Tell whether two files are the same, as far as both tell."""
-        known = self.whole is not None and other.whole is not None
-        same = (self.bytes, self.tail) == (other.bytes, other.tail)
-        return same and (not known or self.whole == other.whole)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """Whose digest it is, told by the first bytes."""
-
-    file: str
-    """The trace, as it was named when it was read."""
-    rank: int | None = None
-    world_size: int | None = None
-    stamp: Stamp | None = None
-    part: int = 0
-    parts: int = 1
-    """Of a trace with several ranks, each has its digest."""
-    table: bool = False
-    """True for an op table, which holds all its ranks."""
+    """CRC-32 of all of a file on this machine that is not packed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +47,18 @@ class TraceFile:
     """When its first event began, in seconds since 1970."""
     why_not: TraceError | None = None
     """For what is no trace: how to say so."""
-    head: Head | None = None
+    digest_of: str = ""
+    """The trace that a digest was made of, as it was named then."""
+    stamp: Stamp | None = None
     """What a digest says of its trace."""
-    instead: str = ""
-    """The trace that a digest lies beside, should the digest turn out to be damaged."""
 
     @property
     def named(self) -> str:
-        """What tells rank and capture: a digest bears the name of its trace, in its own place."""
-        if self.head is None:
+        """What tells rank and capture: a digest bears the name of its trace, in its own folder."""
+        if not self.digest_of:
             return self.file
-        own = re.split(r"[/\\]", self.file)[-1]
-        trace = re.split(r"[/\\]", self.head.file)[-1]
-        # A digest may hold what no file is called by, and no terminal prints.
-        return self.file.removesuffix(own) + trace.encode("utf-8", "replace").decode()
+        folder = self.file.removesuffix(re.split(r"[/\\]", self.file)[-1])
+        return folder + re.split(r"[/\\]", self.digest_of)[-1]
 
     @property
     def is_trace(self) -> bool:

@@ -7,7 +7,6 @@ or belongs to no rank, becomes a gap with a name, and the others go on.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -31,13 +30,8 @@ from debubble.trace.columns import (
     join_op_tables,
     summarise,
 )
-from debubble.trace.digest.content import SUFFIX as DIGEST_SUFFIX
-from debubble.trace.digest.content import (
-    DigestPlace,
-    copy_digest,
-    keep_digests,
-    stamp_of,
-)
+from debubble.trace.digest import SUFFIX as DIGEST_SUFFIX
+from debubble.trace.digest import DigestPlace, keep_digest, stamp_of, unpack_digest
 from debubble.trace.engine import LOCAL, Engine, Progress, map_files
 from debubble.trace.format import (
     OTHER,
@@ -49,7 +43,7 @@ from debubble.trace.format import (
 )
 from debubble.trace.laws import hold_to_laws
 from debubble.trace.sidecar import Sidecar, is_sidecar, read_sidecar
-from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, is_url
+from debubble.trace.source import DEFAULT_LIMITS, Limits, each, expand, inflate, is_url
 from debubble.units import counted, show_first, show_ranks
 
 _Trace = TypeVar("_Trace", RankTrace, OpTable)
@@ -94,7 +88,7 @@ def find_run(
     digest_files = [file for file in files if file.endswith(DIGEST_SUFFIX)]
     digests, left_alone, gaps = _recognise_all(digest_files, limits, named=named)
     # Digests come first, so that the traces they were made of are spared.
-    digests, spared, differing = _pair_digests(digests, files)
+    digests, spared, differing = _pair_digests(digests, files, limits)
     spared = spared.union(digest_files)
     others = [
         file for file in files if file not in spared and not (is_sidecar(file) and len(files) > 1)
@@ -127,7 +121,7 @@ def read_run(  # noqa: PLR0913 (each may be left out)
     Where there is a place for digests, that of each file is written as it is read.
     """
     task = partial(read_file, digests=digests)
-    outcomes = map_files(task, found.capture.files, engine, limits, on_progress, ordered=True)
+    outcomes = map_files(task, found.capture.files, engine, limits, on_progress)
     with closing(outcomes):
         readings = (
             Reading(error=outcome) if isinstance(outcome, TraceError) else outcome
@@ -137,27 +131,22 @@ def read_run(  # noqa: PLR0913 (each may be left out)
 
 
 def read_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = None) -> Reading:
-    """Read one file of any format, and keep its digests where there is a place for them.
+    """Read one file of any format, and keep its digest where there is a place for it.
 
     Errors are returned, so that they come back from workers.
     """
     try:
         reading = FORMATS[known.format].read(known, limits)
-        beside = read_sidecar(known.named)
-        traces = tuple(_with_sidecar(trace, *beside, known.rank) for trace in reading.traces)
-        table = reading.table and _with_sidecar(reading.table, *beside, None)
-        reading = replace(reading, traces=traces, table=table)
-        if digests is not None and known.head is not None:
-            unwritten = copy_digest(known.file, known.rank, digests, limits)
-        else:
-            unwritten = keep_digests(known.file, reading, digests) if digests else ()
-        return replace(reading, traces=tuple(map(hold_to_laws, traces)), gaps=unwritten)
     except TraceError as error:
         if error.rank is None:
             error.rank = known.rank
-        if known.instead:
-            return replace(_read_instead(known, limits, digests), error=error)
         return Reading(error=error)
+    beside = read_sidecar(known.named)
+    traces = tuple(_with_sidecar(trace, *beside, known.rank) for trace in reading.traces)
+    table = reading.table and _with_sidecar(reading.table, *beside, None)
+    reading = replace(reading, traces=traces, table=table)
+    gaps = keep_digest(known, reading, digests) if digests else ()
+    return replace(reading, traces=tuple(map(hold_to_laws, traces)), gaps=gaps)
 
 
 def _with_sidecar(
@@ -166,17 +155,6 @@ def _with_sidecar(
     """Add what lies beside a trace, else what its digest kept; what is wrong with it is a gap."""
     said = trace.gaps + ((replace(wrong, rank=rank),) if wrong else ())
     return replace(trace, sidecar=beside or trace.sidecar, gaps=said)
-
-
-def _read_instead(known: TraceFile, limits: Limits, digests: DigestPlace | None) -> Reading:
-    """Read the trace that a damaged digest lies beside; of several ranks, the digest's alone."""
-    try:
-        reading = read_file(recognise(known.instead, limits), limits, digests)
-    except TraceError as error:
-        return Reading(error=error)
-    if known.head is None or known.head.parts == 1:
-        return reading
-    return replace(reading, traces=tuple(t for t in reading.traces if t.rank == known.rank))
 
 
 def settle_run(found: RunFiles, readings: Iterable[Reading], rank: int | None = None) -> Run:
@@ -288,7 +266,7 @@ def warn_of_unread(places: Sequence[str], found: RunFiles) -> RunFiles:
 
 def _files_of(capture: Capture) -> set[str]:
     """Return its files, and the traces that digests are read for."""
-    files = {name for known in capture.files for name in (known.file, known.instead)}
+    files = {name for known in capture.files for name in (known.file, known.named)}
     return files.union(*(files for _, files in capture.duplicates))
 
 
@@ -334,44 +312,37 @@ def _recognise_all(
 
 
 def _pair_digests(
-    digests: Iterable[TraceFile], files: Collection[str]
+    digests: Iterable[TraceFile], files: Collection[str], limits: Limits
 ) -> tuple[list[TraceFile], frozenset[str], list[Gap]]:
-    """Take the digest where it is of the very trace beside it, and otherwise the trace.
+    """Take the digest where it is whole and of the very trace beside it, and otherwise the trace.
 
     Returned are the digests to read, the traces that need not be read for them, and what differs.
     """
-    by_trace: defaultdict[str, list[TraceFile]] = defaultdict(list)
     known_files = frozenset(files)
     read: list[TraceFile] = []
-    for digest in digests:
-        if digest.named in known_files and digest.named != digest.file:
-            by_trace[digest.named].append(digest)
-        else:
-            read.append(digest)
     spared: set[str] = set()
     gaps: list[Gap] = []
-    for trace, beside in by_trace.items():
-        stamp = stamp_of(trace)
-        heads = [digest.head for digest in beside if digest.head is not None]
-        if stamp is None or not all(
-            head.stamp is not None and head.stamp.is_of(stamp) for head in heads
-        ):
-            why = "is of another recording than the trace beside it"
-        elif len({head.part for head in heads}) != heads[0].parts:
-            why = f"is one of {heads[0].parts}, and not all lie beside the trace"
-        else:
-            read += [replace(digest, instead=trace) for digest in beside]
-            spared.add(trace)
-            continue
-        gaps.append(
-            Gap(
+    for digest in digests:
+        trace = digest.named
+        if trace not in known_files or trace == digest.file:
+            read.append(digest)
+        elif digest.stamp is None or stamp_of(trace) != digest.stamp:
+            gap = Gap(
                 code=Code.DIGEST_DIFFERS,
-                message=f"{why}: the trace is read",
+                message="is of another recording than the trace beside it: the trace is read",
                 hint="make it again with --digest beside, or remove it",
-                file=beside[0].file,
-                rank=beside[0].rank if len(beside) == 1 else None,
+                file=digest.file,
+                rank=digest.rank,
             )
-        )
+            gaps.append(gap)
+        else:
+            try:
+                unpack_digest(inflate(digest.file, limits), digest.file, limits)
+            except TraceError as error:
+                gaps.append(replace(unreadable(error), rank=digest.rank))
+            else:
+                read.append(digest)
+                spared.add(trace)
     return read, frozenset(spared), gaps
 
 

@@ -1,7 +1,7 @@
 """A trace's name in → what the job said of itself beside it, in `rankN.debubble.json`.
 
 Damage is tolerated: a field of another type than it should have is named and as good as missing,
-and fields that a later version adds are left alone.
+and fields that are not used, or that a later version adds, are left alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -23,13 +22,9 @@ SUFFIX = ".debubble.json"
 SCHEMA = "debubble.sidecar/1"
 
 _TRACE_EXTENSIONS = re.compile(r"(?:\.pt)?(?:\.trace)?\.json(?:\.gz)?$")
-# Of what a sidecar has wrong, so many fields are named, with so many letters of what they hold.
-_MOST_NAMED, _MOST_SHOWN = 3, 40
-_SHAPES: dict[type, str] = {dict: "an object", list: "a list"}
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Amount = Annotated[float, msgspec.Meta(gt=0, le=1e300)]
-Share = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +34,6 @@ class StepTimes:
     before_s: tuple[Amount, ...] = ()
     profiled_s: tuple[Amount, ...] = ()
     after_s: tuple[Amount, ...] = ()
-    unprofiled_median_s: Amount | None = None
-    profiled_median_s: Amount | None = None
-    overhead_fraction: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +44,8 @@ class Sidecar:
     rank: Count | None = None
     world_size: Count | None = None
     capture: str | None = None
-    first_step: Count | None = None
     schedule: str | None = None
     microbatches: Count | None = None
-    stages: Count | None = None
-    held_stages: tuple[Count, ...] = ()
     split: tuple[Count, ...] = ()
     tokens: Count | None = None
     context_lengths: tuple[Count, ...] = ()
@@ -67,33 +56,24 @@ class Sidecar:
     """At the time that `free_bytes` was asked for."""
     free_bytes: Count | None = None
     total_bytes: Count | None = None
-    power_w: Amount | None = None
+    draw_w: Annotated[float, msgspec.Meta(ge=0, le=1e300)] | None = None
     """That the device drew in steps without the profiler."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 # The fields in each section of a sidecar.
 _SECTIONS = {
-    "": ("rank", "world_size", "capture", "first_step"),
-    "pipeline": ("schedule", "microbatches", "stages", "held_stages", "split"),
+    "": ("rank", "world_size", "capture"),
+    "pipeline": ("schedule", "microbatches", "split"),
     "workload": ("tokens", "context_lengths"),
     "memory": (
         *("max_allocated_bytes", "max_reserved_bytes"),
         *("reserved_bytes", "free_bytes", "total_bytes"),
     ),
+    "power": ("draw_w",),
 }
-# What is said of a field that should be of another kind.
-_EXPECTED: dict[Any, str] = {
-    Count | None: "a whole number from 0",
-    tuple[Count, ...]: "a list of whole numbers from 0",
-    Amount | None: "a number above 0",
-    tuple[Amount, ...]: "a list of numbers above 0",
-    Share | None: "a number",
-    str | None: "text",
-    str: "text",
-    dict[str, Any]: "an object",
-}
+_STEPS = get_type_hints(StepTimes, include_extras=True)
+_FIELDS = get_type_hints(Sidecar, include_extras=True)
 
 
 def is_sidecar(file: str) -> bool:
@@ -109,80 +89,57 @@ def sidecar_of(trace: str) -> str:
 def read_sidecar(trace: str) -> tuple[Sidecar | None, Gap | None]:
     """Return what lies beside a trace; nothing where there is none, a gap where it is bad."""
     file = sidecar_of(trace)
-    problem, data = "", None
     try:
         text = read_whole(file) if is_url(file) else Path(file).read_bytes()
+        data = json.loads(text, parse_constant=str)
+        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+            raise ValueError(f"it is no {SCHEMA}")  # noqa: TRY301 (it is told as damage is)
     except FileNotFoundError:
         return None, None
-    except (OSError, ValueError, ImportError) as error:
-        problem = f"cannot be read: {error}"
-    else:
-        try:
-            data = json.loads(text, parse_constant=str)
-        except (ValueError, RecursionError):
-            problem = "is no whole JSON"
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if schema != SCHEMA or not isinstance(data, dict):
+    except (OSError, ValueError, ImportError, RecursionError) as error:
         gap = Gap(
             code=Code.UNREADABLE,
-            message=f"{problem or f'is no sidecar of this version (schema {schema!r})'}; "
-            "what it said of the job is missing",
+            message=f"cannot be read, what it said of the job is missing: {error}",
             hint="the trace beside it is read all the same",
             file=file,
         )
         return None, gap
     wrong: list[str] = []
-    fields_of = partial(_take_fields, data, wrong)
-    hints = get_type_hints(Sidecar, include_extras=True)
     known: dict[str, Any] = {}
     for section, names in _SECTIONS.items():
-        known |= fields_of(section, {name: hints[name] for name in names})
-    steps = fields_of("steps", get_type_hints(StepTimes, include_extras=True))
-    power = fields_of("power", {"draw_w": hints["power_w"]})
+        values = data.get(section) if section else data
+        known |= _take(values, {name: _FIELDS[name] for name in names}, section, wrong)
+    environment = data.get("environment")
+    kinds = dict.fromkeys(environment if isinstance(environment, dict) else (), str)
     sidecar = Sidecar(
         file=file,
-        steps=StepTimes(**steps),
-        power_w=power.get("draw_w"),
+        steps=StepTimes(**_take(data.get("steps"), _STEPS, "steps", wrong)),
+        environment=_take(environment, kinds, "environment", wrong),
         **known,
-        environment=fields_of("environment", None),
-        tags=fields_of("tags", None),
     )
     if not wrong:
         return sidecar, None
-    more = f", and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
     gap = Gap(
         code=Code.SIDECAR_DIFFERS,
-        message=f"{'; '.join(wrong[:_MOST_NAMED])}{more}: taken as not said",
+        message=f"{'; '.join(wrong)}: taken as not said",
         hint="docs/reference/sidecar.md has every field",
         file=file,
     )
     return sidecar, gap
 
 
-def _take_fields(
-    data: Mapping[str, Any], wrong: list[str], section: str, kinds: Mapping[str, Any] | None
+def _take(
+    values: object, kinds: Mapping[str, Any], section: str, wrong: list[str]
 ) -> dict[str, Any]:
-    """Return the fields of a section; one of another kind is missing, and named in `wrong`.
-
-    Without kinds it holds any fields, all of them text.
-    """
-    values: Any = data
-    if section:
-        values = _take(data, section, dict[str, Any], "", wrong) or {}
-    kinds = dict.fromkeys(values, str) if kinds is None else kinds
-    path = f"{section}." * bool(section)
-    taken = {name: _take(values, name, kind, path, wrong) for name, kind in kinds.items()}
-    return {name: value for name, value in taken.items() if value is not None}
-
-
-def _take(values: Mapping[str, Any], name: str, kind: Any, path: str, wrong: list[str]) -> Any:
-    value = values.get(name)
-    if value is None or (value == 0 and kind == Amount | None):  # nothing was measured
-        return None
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, OverflowError):
-        shown = _SHAPES.get(type(value)) or json.dumps(value)
-        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
-        wrong.append(f"{path}{name} is {shown} and should be {_EXPECTED[kind]}")
-        return None
+    """Return the fields of a section; one of another kind is missing, and named in `wrong`."""
+    if not isinstance(values, dict):
+        wrong += [] if values is None else [f"{section}: Expected `object`"]
+        return {}
+    taken = {}
+    for name, kind in kinds.items():
+        if values.get(name) is not None:
+            try:
+                taken[name] = msgspec.convert(values[name], kind)
+            except (msgspec.ValidationError, OverflowError) as error:
+                wrong.append(f"{section}.{name}: {error}".removeprefix("."))
+    return taken

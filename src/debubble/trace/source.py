@@ -74,13 +74,13 @@ class Limits:
         if inflated > self.inflated_bytes:
             raise TraceTooLarge(
                 f"inflates to more than {show_bytes(self.inflated_bytes)}",
-                hint="if the file is what you think it is, raise --max-inflated",
+                hint="if the file is what you think it is, unpack it",
                 file=file,
             )
         if inflated > max(RATIO_APPLIES_FROM_BYTES, self.ratio * packed):
             raise TraceTooLarge(
                 f"inflates more than {self.ratio:.0f} times: a bomb, not a trace",
-                hint="if the file is what you think it is, say how large with --max-inflated",
+                hint="if the file is what you think it is, unpack it",
                 file=file,
             )
 

@@ -76,15 +76,10 @@ def test_sizes_are_refused_exactly_where_torch_refuses_them(name, ranks, microba
             emit("torch", change, run)
 
 
-@pytest.mark.parametrize("deferred", [None, True])
 @pytest.mark.parametrize("name", [*NAMED, "zb-h1", "zb-h2"])
-def test_names_and_arguments_are_torchs_own(name, deferred):
+def test_names_and_arguments_are_torchs_own(name):
     need_package("torch")
-    if deferred and name in {"1f1b", "gpipe"}:
-        with pytest.raises(UsageError, match="to defer receives under"):
-            emit("torch", Change(schedule=name, defer_receives=True), RUN)
-        return
-    text = emit("torch", Change(schedule=name, defer_receives=deferred), RUN)
+    text = emit("torch", Change(schedule=name), RUN)
     names = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom):
@@ -93,10 +88,7 @@ def test_names_and_arguments_are_torchs_own(name, deferred):
     call = assigned(text, "schedule")
     made = names[call.func.id]
     keywords = {keyword.arg: None for keyword in call.keywords}
-    assert ("defer_pp_recv" in keywords) is bool(deferred)
     if call.func.id == "_PipelineScheduleRuntime":
-        assert 'kwargs.pop("defer_pp_recv"' in inspect.getsource(made.__init__)
-        keywords.pop("defer_pp_recv", None)
         made = importlib.import_module(made.__module__).PipelineScheduleMulti
     inspect.signature(made).bind(None, **keywords)
     single = "stage" in inspect.signature(made).parameters

@@ -29,7 +29,6 @@ PARTS = [
     {"schedule": "interleaved-1f1b", "chunks": 3, "split": (1, 2, 3) * 4},
     {"overlap": True},
     {"overlap": False},
-    {"defer_receives": True},
     {"recompute": True},
 ]
 # An order knows passes by their numbers: how large a microbatch is, is no part of it.

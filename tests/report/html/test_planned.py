@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support.timelines.engine_runs import planned_run
 from support.traces.read_once import analyse_recording
@@ -9,15 +11,17 @@ from support.traces.recordings import H200
 
 from debubble.plan.lever import Permissions
 from debubble.plan.plan import make_plan
-from debubble.plan.request import PlanRequest, Stated
 from debubble.report.html.reports import plan_report
 from debubble.report.text import Page
+from debubble.timeline.job import Basis
 
 
-@pytest.mark.parametrize(("stated_ns", "now"), [(None, "measured"), (1.5e8, "now (simulated)")])
-def test_both_steps_are_drawn_on_the_basis_of_the_plan_and_last_as_it_says(stated_ns, now):
+@pytest.mark.parametrize("now", ["measured", "now (simulated)"])
+def test_both_steps_are_drawn_on_the_basis_of_the_plan_and_last_as_it_says(now):
     run = analyse_recording(H200 / "1f1b_p3_m7")
-    plan = run.plan(PlanRequest(stated=Stated(latency_ns=stated_ns))).plan
+    plan = run.plan()
+    if now != "measured":
+        plan = replace(plan, baseline=replace(plan.baseline, basis=Basis.UNPROFILED))
     report = plan_report(run, plan, Page(answer="x"), "traces")
     [board] = report.boards
     assert [slot.title for slot in board.slots] == [now, "planned"]
@@ -29,7 +33,7 @@ def test_both_steps_are_drawn_on_the_basis_of_the_plan_and_last_as_it_says(state
 
 def test_where_nothing_is_to_be_done_the_run_is_drawn_as_it_is():
     run = analyse_recording(H200 / "1f1b_p3_m7")
-    nothing = Permissions(microbatches=False, schedules=frozenset())
+    nothing = Permissions(barred=frozenset({"microbatches", "schedule"}))
     plan = make_plan(*planned_run("forward-only", 2, 64, split=(4, 4)), allowed=nothing)
     assert plan.best is None
     report = plan_report(run, plan, Page(answer="x"), "traces")

@@ -34,14 +34,11 @@ class Hangs(Exception):
 
 
 def main(words=None, environment=os.environ):
-    def told(name, usual):
-        return environment.get(f"DEBUBBLE_{name.upper()}", usual)
-
     parser = argparse.ArgumentParser()
-    parser.add_argument("--split", default=told("split", "4,4,4,4"))
-    parser.add_argument("--microbatches", type=int, default=int(told("microbatches", "8")))
-    parser.add_argument("--schedule", default=told("schedule", "1f1b"))
-    parser.add_argument("--overlap", type=int, default=int(told("overlap", "0")))
+    parser.add_argument("--split", default="4,4,4,4")
+    parser.add_argument("--microbatches", type=int, default=8)
+    parser.add_argument("--schedule", default="1f1b")
+    parser.add_argument("--overlap", type=int, default=0)
     parser.add_argument("--do", default="")
     parser.add_argument("--at", type=int, default=0, help="microbatches from which on it does so")
     parser.add_argument("--drift", type=float, default=0.0, help="slower with each run")

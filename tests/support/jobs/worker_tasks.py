@@ -33,14 +33,6 @@ def name_of(known, _limits):
     return Path(known.file).name
 
 
-def fail_on_bad(known, _limits):
-    """Fail with what a network or a disk says; count how often."""
-    note(known.file, "tried")
-    if "bad" in known.file:
-        raise OSError("the disk stutters")
-    return Path(known.file).name
-
-
 def refuse_bad(known, _limits):
     if "bad" in known.file:
         raise TraceError("is no good", file=known.file)

@@ -1,13 +1,8 @@
-"""A probe and pipelines of it in → what `debubble probe` answers."""
+"""What `debubble probe` answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
-from debubble.annexes.probe.pipeline import Pipelines, SimulatedPipeline
 from debubble.report.answers.base import Answer, AnswerWarning, Part
-from debubble.units import NS_PER_S
 
 
 class TimedPart(Part, frozen=True, kw_only=True):
@@ -24,27 +19,8 @@ class TimedPart(Part, frozen=True, kw_only=True):
     weight_bytes: float
 
 
-class WirePart(Part, frozen=True, kw_only=True):
-    """What a message takes."""
-
-    latency_s: float
-    bytes_per_s: float
-    both_ways: float
-    """How many times as long messages take that cross each other."""
-    told_by: str
-
-
 class PipelinePart(Part, frozen=True, kw_only=True):
     """One pipeline, as simulated."""
-
-    paths: ClassVar = {
-        "stages": "setting.stages",
-        "schedule": "setting.schedule",
-        "microbatches": "setting.microbatches",
-        "tokens": "setting.tokens",
-        "batch_latency_s": "window_ns",
-        "peak_memory_bytes": "peak_bytes",
-    }
 
     stages: int
     """Ranks of it."""
@@ -71,9 +47,6 @@ class ProbeAnswer(Answer, frozen=True, kw_only=True):
     layers: int
     trains: bool
     parts: list[TimedPart]
-    slowed_by_each: float
-    """What each further rank at work on the same device adds to a pass, as a share."""
-    wire: WirePart
     memory_limit_bytes: float | None
     pipelines: list[PipelinePart]
     """By throughput."""
@@ -81,46 +54,3 @@ class ProbeAnswer(Answer, frozen=True, kw_only=True):
     written: list[str]
     """Files."""
     warnings: list[AnswerWarning]
-
-
-def answer_probe(
-    pipelines: Pipelines,
-    found: Sequence[SimulatedPipeline],
-    *,
-    limit_bytes: float | None,
-    written: Sequence[str],
-) -> ProbeAnswer:
-    """Put what was timed and what was simulated into one answer."""
-    probe = pipelines.probe
-    limit = limit_bytes if limit_bytes is not None else probe.device_bytes
-    return ProbeAnswer.of(
-        probe,
-        parts=[
-            TimedPart(
-                part=part,
-                tokens=tokens,
-                forward_s=costs.passes[part]["F"] / NS_PER_S,
-                backward_s=costs.passes[part]["B"] / NS_PER_S,
-                input_grad_s=costs.passes[part]["I"] / NS_PER_S,
-                saved_bytes=costs.saved[part],
-                weight_bytes=costs.weights[part],
-            )
-            for tokens in probe.sizes
-            for costs in [probe.at(tokens)]
-            for part in costs.passes
-            if costs.passes[part]["F"] > 0
-        ],
-        slowed_by_each=probe.slope,
-        wire=WirePart.of(pipelines.wire),
-        memory_limit_bytes=limit,
-        pipelines=[
-            PipelinePart.of(
-                pipeline,
-                fits_memory=None if limit is None else max(pipeline.peak_bytes) <= limit,
-            )
-            for pipeline in found
-        ],
-        assumptions=list(pipelines.assumptions()),
-        written=list(written),
-        warnings=[],
-    )

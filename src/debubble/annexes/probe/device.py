@@ -10,7 +10,8 @@ what comes after its last the head:
     Embedding  Block Block Block … Block  Norm Linear
     embedding  layer                      head
 
-A pass of n layers takes a start and n times a layer: stacks of one and of several tell them apart.
+A pass takes something however few its layers are: stacks of one and of several tell what a layer
+adds.
 
 Ranks that are to share the device slow each other, their passes and their messages. With copies all
 of that is timed as it will be met, each figure while the other copies work without a pause:
@@ -42,12 +43,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-SCHEMA = "debubble.probe.measured/1"
+from debubble.annexes.probe.measured import KindTimes, MessageTimes, Probe
+
 PASSES = ("forward", "backward", "input_grad")
 # A model that needs no file: `transformer:layers,width,heads,vocabulary`.
 TRANSFORMER = "transformer"
 # The first runs build kernels, fill caches and wake clocks.
 _WARM_UP = 3
+_SAMPLES = 20
 _DEEP = 4
 _POLL_S = 0.02
 _PATIENCE_S = 120.0
@@ -57,6 +60,7 @@ _SETTLE_S = 1.5
 _SHORT_BYTES = 4096
 # Written once messages are wanted, with their sizes: copy 1 leaves its work and takes them.
 _WANTED = "messages.json"
+_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class ProbeError(Exception):
@@ -74,41 +78,15 @@ class Kind:
     """embedding, layer or head."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KindTimes:
-    """What one kind takes with so many tokens, in seconds: the median, and that of each pass."""
-
-    kind: str
-    part: str
-    count: int
-    tokens: int
-    forward_s: float
-    backward_s: float
-    input_grad_s: float
-    """Of the backward pass: what the stage before waits for. The rest is the weight gradient."""
-    start_s: dict[str, float]
-    """Of each pass: what it takes however few its layers are."""
-    saved_bytes: int
-    """Kept from forward to backward, without weights."""
-    output_bytes: int
-    """What goes to the next stage."""
-    weight_bytes: int
-    spread: float
-    """Between the quarters of forward passes, over their median."""
-
-
 def main(words: Sequence[str] | None = None) -> int:
-    """Time a model and write what was found."""
-    told = _read(words)
-    if told.threads:
-        torch.set_num_threads(told.threads)
+    """Time a model and write what was measured."""
+    asked = _read(words)
     try:
-        if told.beside:
-            work_beside(told)
+        if asked.beside:
+            work_beside(asked)
         else:
-            found = probe(told)
-            Path(told.out).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
-            print(f"{told.out} written")  # noqa: T201 (no click on a bare machine)
+            text = json.dumps(asdict(probe(asked)), indent=1) + "\n"
+            Path(asked.out).write_text(text, "utf-8")
     except ProbeError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -119,10 +97,7 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m debubble.annexes.probe.device")
     parser.add_argument("model", help="file.py:function or module:function")
     parser.add_argument("--tokens", default="512,1024", help="of a microbatch: two sizes or more")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--copies", type=int, default=1, help="ranks that share the device")
-    parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--samples", type=int, default=20)
     parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--out", default="probe.debubble.json")
     parser.add_argument("--beside", type=int, help=argparse.SUPPRESS)
@@ -130,34 +105,32 @@ def _read(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def probe(told: argparse.Namespace) -> dict[str, Any]:
+def probe(asked: argparse.Namespace) -> Probe:
     """Time all kinds at all sizes: alone and, where there are copies, beside them."""
-    sizes = parse_tokens(told.tokens)
-    layers, make_batch = load_model(told.model, told.device)
-    kinds = tell_kinds(layers)
-    bench = Bench(told.device, trains=not told.forward_only, samples=told.samples)
-    alone = [asdict(one) for one in bench.time_all(kinds, layers, make_batch, sizes)]
-    found: dict[str, Any] = {"alone": alone}
-    if told.copies > 1:
-        with _copies(told) as folder:
-            timed = bench.time_all(kinds, layers, make_batch, sizes)
-            found["beside"] = [asdict(one) for one in timed]
-            handed_on = {int(row["output_bytes"]) for row in alone if row["part"] == "layer"}
-            (folder / _WANTED).write_text(json.dumps(sorted({_SHORT_BYTES, *handed_on})))
-            found["messages"] = bench.time_messages(0, folder)
-    return {
-        "schema": SCHEMA,
-        "model": told.model,
-        "torch": torch.__version__,
-        "device": device_name(told.device),
-        "device_bytes": device_bytes(told.device),
-        "multiprocessors": multiprocessors(told.device),
-        "threads": torch.get_num_threads(),
-        "copies": told.copies,
-        "trains": not told.forward_only,
-        "layers": sum(kind.count for kind in kinds if kind.part == "layer"),
-        **found,
-    }
+    sizes = parse_tokens(asked.tokens)
+    bench = Bench(*load_model(asked.model), trains=not asked.forward_only)
+    alone = tuple(bench.time_all(sizes))
+    beside: tuple[KindTimes, ...] = ()
+    messages: tuple[MessageTimes, ...] = ()
+    if asked.copies > 1:
+        with _copies(asked) as folder:
+            beside = tuple(bench.time_all(sizes))
+            outputs = {row.output_bytes for row in alone if row.part == "layer"}
+            (folder / _WANTED).write_text(json.dumps(sorted({_SHORT_BYTES, *outputs})))
+            messages = tuple(time_messages(0, folder))
+    on_gpu = _DEVICE == "cuda"
+    return Probe(
+        model=asked.model,
+        torch=torch.__version__,
+        device=torch.cuda.get_device_name() if on_gpu else _DEVICE,
+        device_bytes=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
+        copies=asked.copies,
+        trains=not asked.forward_only,
+        layers=sum(kind.count for kind in bench.kinds if kind.part == "layer"),
+        alone=alone,
+        beside=beside,
+        messages=messages,
+    )
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
@@ -171,12 +144,12 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def load_model(words: str, device: str) -> tuple[list[nn.Module], Callable[[int], Any]]:
+def load_model(words: str) -> tuple[list[nn.Module], Callable[[int], Any]]:
     """Call the function that is named; it returns modules in their order, and a batch maker."""
     place, _, name = words.rpartition(":")
     if place == TRANSFORMER:
         made = transformer(*map(int, name.split(",")))
-        return [one.to(device) for one in made[0]], made[1]
+        return [module.to(_DEVICE) for module in made[0]], made[1]
     if not place:
         raise ProbeError(f"{words!r} names no function: write file.py:build or module:build")
     if place.endswith(".py"):
@@ -199,8 +172,8 @@ def load_model(words: str, device: str) -> tuple[list[nn.Module], Callable[[int]
     made = build()
     if not (isinstance(made, tuple) and len(made) == 2 and callable(made[1])):
         raise ProbeError(f"{words} is to return its modules and a function from tokens to a batch")
-    modules = [one.to(device) for one in made[0]]
-    if not modules or not all(isinstance(one, nn.Module) for one in modules):
+    modules = [module.to(_DEVICE) for module in made[0]]
+    if not modules or not all(isinstance(module, nn.Module) for module in modules):
         raise ProbeError(f"{words} returned no modules")
     return modules, made[1]
 
@@ -259,46 +232,39 @@ def _sign(module: nn.Module) -> object:
 
 
 class Bench:
-    """Times passes of stacks of modules on one device."""
+    """Times passes of a model's modules on one device."""
 
-    def __init__(self, device: str, *, trains: bool, samples: int) -> None:
-        self._device, self._trains, self._samples = device, trains, samples
+    def __init__(
+        self, modules: Sequence[nn.Module], make_batch: Callable[[int], Any], *, trains: bool
+    ) -> None:
+        self.kinds = tell_kinds(modules)
+        self._modules, self._make_batch, self._trains = modules, make_batch, trains
 
-    def time_all(
-        self,
-        kinds: Sequence[Kind],
-        layers: Sequence[nn.Module],
-        make_batch: Callable[[int], Any],
-        sizes: Sequence[int],
-    ) -> Iterator[KindTimes]:
+    def time_all(self, sizes: Sequence[int]) -> Iterator[KindTimes]:
         """Yield what each kind takes at each size, once the device is at its usual clock."""
-        if self._device.startswith("cuda"):
-            self.work(kinds, layers, make_batch(max(sizes)), until=_after(_SETTLE_S))
+        if _DEVICE == "cuda":
+            end = time.monotonic() + _SETTLE_S
+            self.work(max(sizes), until=lambda: time.monotonic() >= end)
         for tokens in sizes:
-            x = self._on_device(make_batch(tokens))
-            inputs: dict[int, Any] = {}
-            with torch.no_grad():
-                for module in layers:
-                    inputs[id(module)] = x
-                    x = module(x)
-            for kind in kinds:
+            inputs = self._inputs(tokens)
+            for kind in self.kinds:
                 yield self._time(kind, inputs[id(kind.module)], tokens)
 
-    def work(
-        self,
-        kinds: Sequence[Kind],
-        layers: Sequence[nn.Module],
-        batch: Any,
-        until: Callable[[], bool],
-    ) -> None:
-        """Run layers, forward and backward, as a rank that never waits."""
-        layer = next(kind.module for kind in kinds if kind.part == "layer")
-        x = self._on_device(batch)
+    def _inputs(self, tokens: int) -> dict[int, Any]:
+        """Return what each module is given, by its id."""
+        batch = self._make_batch(tokens)
+        x = batch.to(_DEVICE) if isinstance(batch, Tensor) else batch
+        inputs: dict[int, Any] = {}
         with torch.no_grad():
-            for module in layers:
-                if module is layer:
-                    break
+            for module in self._modules:
+                inputs[id(module)] = x
                 x = module(x)
+        return inputs
+
+    def work(self, tokens: int, until: Callable[[], bool]) -> None:
+        """Run layers, forward and backward, as a rank that never waits."""
+        layer = next(kind.module for kind in self.kinds if kind.part == "layer")
+        x = self._inputs(tokens)[id(layer)]
         # Asked after a round, not before: the first one builds kernels for seconds.
         done = False
         while not done:
@@ -306,143 +272,90 @@ class Bench:
                 y = layer(x.detach().requires_grad_(self._trains))
                 if self._trains:
                     torch.autograd.backward(y, torch.randn_like(y))
-            self._settle()
+            _settle()
             done = until()
-
-    def time_messages(self, number: int, folder: Path) -> list[dict[str, Any]]:
-        """Time messages between the first two copies, one way and both ways at once.
-
-        One way is half of a way there and back: both are of the same size.
-        """
-        sizes = json.loads((folder / _WANTED).read_text("utf-8"))
-        on_gpu = self._device.startswith("cuda")
-        dist.init_process_group(
-            "nccl" if on_gpu else "gloo",
-            init_method=f"file://{folder}/met",
-            rank=number,
-            world_size=2,
-        )
-        found = []
-        try:
-            for size in sizes:
-                buffers = [
-                    torch.zeros(size, dtype=torch.uint8, device=self._device) for _ in range(2)
-                ]
-                took: dict[str, list[float]] = {"one_way_s": [], "both_ways_s": []}
-                for _ in range(_WARM_UP + self._samples):
-                    with self._clock() as there_and_back:
-                        for is_send in (number == 0, number != 0):
-                            self._pass_on(1 - number, buffers[:1], [is_send])
-                    with self._clock() as exchange:
-                        self._pass_on(1 - number, buffers, [True, False])
-                    took["one_way_s"].append(there_and_back() / 2)
-                    took["both_ways_s"].append(exchange())
-                kept = {name: seconds[_WARM_UP:] for name, seconds in took.items()}
-                found.append({"bytes": size, **kept})
-        finally:
-            dist.destroy_process_group()
-        return found
-
-    def _pass_on(self, peer: int, buffers: Sequence[Tensor], sends: Sequence[bool]) -> None:
-        """Send or receive, all at once, as schedules do."""
-        ways = [
-            dist.P2POp(dist.isend if is_send else dist.irecv, buffer, peer)
-            for buffer, is_send in zip(buffers, sends, strict=True)
-        ]
-        for work in dist.batch_isend_irecv(ways):
-            work.wait()
-
-    def _on_device(self, batch: Any) -> Any:
-        return batch.to(self._device) if isinstance(batch, Tensor) else batch
 
     def _time(self, kind: Kind, x: Tensor, tokens: int) -> KindTimes:
         """Time a stack of one and, of a layer, of several: their difference is what layers take."""
-        saved, output = self._count_bytes(kind.module, x)
-        one, spread = self._time_stack([kind.module], x)
-        start, each = dict.fromkeys(PASSES, 0.0), one
+        saved, output = _count_bytes(kind.module, x)
+        took = self._time_stack([kind.module], x)
         if kind.part == "layer" and _can_be_stacked(kind.module, x):
-            several, spread = self._time_stack([kind.module] * _DEEP, x)
-            each = {name: (several[name] - one[name]) / (_DEEP - 1) for name in PASSES}
-            each = {
-                name: took if took > 0 else several[name] / _DEEP for name, took in each.items()
-            }
-            start = {name: max(one[name] - each[name], 0.0) for name in PASSES}
+            several = self._time_stack([kind.module] * _DEEP, x)
+            for name in PASSES:
+                added = (several[name] - took[name]) / (_DEEP - 1)
+                took[name] = added if added > 0 else several[name] / _DEEP
         return KindTimes(
             kind=kind.name,
             part=kind.part,
             count=kind.count,
             tokens=tokens,
-            **{f"{name}_s": each[name] for name in PASSES},
-            start_s=start,
+            forward_s=took["forward"],
+            backward_s=took["backward"],
+            input_grad_s=took["input_grad"],
             saved_bytes=saved,
             output_bytes=output,
             weight_bytes=sum(w.numel() * w.element_size() for w in kind.module.parameters()),
-            spread=spread,
         )
 
-    def _time_stack(self, stack: Sequence[nn.Module], x: Tensor) -> tuple[dict[str, float], float]:
-        """Return the median of each pass of a stack, and how far forward passes are apart."""
-        took: dict[str, list[float]] = {name: [] for name in PASSES}
-        for _ in range(_WARM_UP + self._samples):
-            for name, seconds in self._run_once(stack, x).items():
-                took[name].append(seconds)
-        kept = {name: sorted(found[_WARM_UP:]) for name, found in took.items()}
-        forward = kept["forward"]
-        quarter = len(forward) // 4
-        spread = (forward[-1 - quarter] - forward[quarter]) / median(forward)
-        return {name: median(found) if found else 0.0 for name, found in kept.items()}, spread
+    def _time_stack(self, stack: Sequence[nn.Module], x: Tensor) -> dict[str, float]:
+        """Return the median of each pass of a stack; 0 of one that it does not have."""
+        runs = [self._run_once(stack, x) for _ in range(_WARM_UP + _SAMPLES)][_WARM_UP:]
+        return {name: median(run.get(name, 0.0) for run in runs) for name in PASSES}
 
     def _run_once(self, stack: Sequence[nn.Module], x: Tensor) -> dict[str, float]:
         """Run a stack forward, backward as a whole, and backward for the input gradient alone."""
         if not self._trains:
-            with torch.no_grad(), self._clock() as forward:
+            with torch.no_grad(), _clock() as forward:
                 _through(stack, x)
             return {"forward": forward()}
         needs = x.is_floating_point()
         x = x.detach().requires_grad_(needs)
-        with self._clock() as forward:
+        with _clock() as forward:
             y = _through(stack, x)
         # Ones would be multiplied with less power than a job's gradients, at a higher clock.
         gradient = torch.randn_like(y)
-        with self._clock() as backward:
+        with _clock() as backward:
             torch.autograd.backward(y, gradient)
         took = {"forward": forward(), "backward": backward()}
         if needs:
             y = _through(stack, x)
-            with self._clock() as inputs:
+            with _clock() as inputs:
                 torch.autograd.grad(y, x, gradient)
             took["input_grad"] = inputs()
         return took
 
-    @contextmanager
-    def _clock(self) -> Iterator[Callable[[], float]]:
-        """Time a block; ask afterwards."""
-        self._settle()
-        began = time.perf_counter()
-        ended = began
-        yield lambda: ended - began
-        self._settle()
-        ended = time.perf_counter()
 
-    def _settle(self) -> None:
-        if self._device.startswith("cuda"):
-            torch.cuda.synchronize()
+@contextmanager
+def _clock() -> Iterator[Callable[[], float]]:
+    """Time a block; ask afterwards."""
+    _settle()
+    began = time.perf_counter()
+    ended = began
+    yield lambda: ended - began
+    _settle()
+    ended = time.perf_counter()
 
-    def _count_bytes(self, module: nn.Module, x: Tensor) -> tuple[int, int]:
-        """Return what is saved for the backward pass, weights left out, and the output's bytes."""
-        weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
-        kept: dict[int, int] = {}
 
-        def keep(tensor: Tensor) -> Tensor:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
+def _settle() -> None:
+    if _DEVICE == "cuda":
+        torch.cuda.synchronize()
 
-        x = x.detach().requires_grad_(x.is_floating_point())
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            y = module(x)
-        return sum(kept.values()), y.numel() * y.element_size()
+
+def _count_bytes(module: nn.Module, x: Tensor) -> tuple[int, int]:
+    """Return what is saved for the backward pass, weights left out, and the output's bytes."""
+    weights = {weight.untyped_storage().data_ptr() for weight in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    x = x.detach().requires_grad_(x.is_floating_point())
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = module(x)
+    return sum(kept.values()), y.numel() * y.element_size()
 
 
 def _through(stack: Sequence[nn.Module], x: Tensor) -> Tensor:
@@ -457,21 +370,58 @@ def _can_be_stacked(module: nn.Module, x: Tensor) -> bool:
     return bool(y.shape == x.shape and y.dtype == x.dtype)
 
 
-def _after(seconds: float) -> Callable[[], bool]:
-    end = time.monotonic() + seconds
-    return lambda: time.monotonic() >= end
+def time_messages(number: int, folder: Path) -> Iterator[MessageTimes]:
+    """Time messages between the first two copies, one way and both ways at once.
+
+    One way is half of a way there and back: both are of the same size.
+    """
+    sizes = json.loads((folder / _WANTED).read_text("utf-8"))
+    dist.init_process_group(
+        "nccl" if _DEVICE == "cuda" else "gloo",
+        init_method=f"file://{folder}/met",
+        rank=number,
+        world_size=2,
+    )
+
+    def exchange(buffers: Sequence[Tensor], sends: Sequence[bool]) -> None:
+        """Send or receive, all at once, as schedules do."""
+        ways = [
+            dist.P2POp(dist.isend if is_send else dist.irecv, buffer, 1 - number)
+            for buffer, is_send in zip(buffers, sends, strict=True)
+        ]
+        for work in dist.batch_isend_irecv(ways):
+            work.wait()
+
+    try:
+        for size in sizes:
+            buffers = [torch.zeros(size, dtype=torch.uint8, device=_DEVICE) for _ in range(2)]
+            one_way, both_ways = [], []
+            for _ in range(_WARM_UP + _SAMPLES):
+                with _clock() as there_and_back:
+                    for is_send in (number == 0, number != 0):
+                        exchange(buffers[:1], [is_send])
+                with _clock() as crossing:
+                    exchange(buffers, [True, False])
+                one_way.append(there_and_back() / 2)
+                both_ways.append(crossing())
+            yield MessageTimes(
+                bytes=size,
+                one_way_s=tuple(one_way[_WARM_UP:]),
+                both_ways_s=tuple(both_ways[_WARM_UP:]),
+            )
+    finally:
+        dist.destroy_process_group()
 
 
 @contextmanager
-def _copies(told: argparse.Namespace) -> Iterator[Path]:
-    """Let copies of the model work beside this one; yield the folder in which they are told."""
+def _copies(asked: argparse.Namespace) -> Iterator[Path]:
+    """Let copies of the model work beside this one; yield the folder through which they talk."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # -P: what lies in the folder of the call is no module of ours.
-        command = [sys.executable, "-P", "-m", "debubble.annexes.probe.device", told.model]
-        command += ["--tokens", told.tokens, "--device", told.device, "--folder", name]
-        command += ["--threads", str(told.threads), "--samples", str(told.samples)]
-        command += ["--forward-only"] * told.forward_only
+        command = [sys.executable, "-P", "-m", "debubble.annexes.probe.device", asked.model]
+        command += ["--tokens", asked.tokens, "--folder", name]
+        command += ["--forward-only"] * asked.forward_only
         # NCCL lets ranks share a device if they seem to be on hosts of their own.
         os.environ.setdefault("NCCL_HOSTID", "copy0")
         others = [
@@ -479,11 +429,11 @@ def _copies(told: argparse.Namespace) -> Iterator[Path]:
                 [*command, "--beside", str(number)],
                 env=os.environ | {"NCCL_HOSTID": f"copy{number}"},
             )
-            for number in range(1, told.copies)
+            for number in range(1, asked.copies)
         ]
         try:
             deadline = time.monotonic() + _PATIENCE_S
-            while not all((folder / str(number)).exists() for number in range(1, told.copies)):
+            while not all((folder / str(number)).exists() for number in range(1, asked.copies)):
                 if time.monotonic() > deadline or any(other.poll() for other in others):
                     raise ProbeError("a copy of the model did not start beside the first")
                 time.sleep(_POLL_S)
@@ -495,36 +445,17 @@ def _copies(told: argparse.Namespace) -> Iterator[Path]:
                 other.wait()
 
 
-def work_beside(told: argparse.Namespace) -> None:
+def work_beside(asked: argparse.Namespace) -> None:
     """Work until somebody ends it; the first beside takes messages in between, once wanted."""
-    layers, make_batch = load_model(told.model, told.device)
-    bench = Bench(told.device, trains=not told.forward_only, samples=told.samples)
-    batch = make_batch(max(parse_tokens(told.tokens)))
-    wanted = told.folder / _WANTED
+    bench = Bench(*load_model(asked.model), trains=not asked.forward_only)
+    wanted = asked.folder / _WANTED
 
     def is_wanted() -> bool:
-        (told.folder / str(told.beside)).touch()
-        return bool(told.beside == 1 and wanted.exists())
+        (asked.folder / str(asked.beside)).touch()
+        return bool(asked.beside == 1 and wanted.exists())
 
-    bench.work(tell_kinds(layers), layers, batch, until=is_wanted)
-    bench.time_messages(told.beside, told.folder)
-
-
-def device_name(device: str) -> str:
-    """Return what the device is called."""
-    return torch.cuda.get_device_name() if device.startswith("cuda") else device
-
-
-def device_bytes(device: str) -> int | None:
-    """Return the memory of the device, where it has its own."""
-    return torch.cuda.get_device_properties(0).total_memory if device.startswith("cuda") else None
-
-
-def multiprocessors(device: str) -> int | None:
-    """Return how many the device has, or the part of it that this process was given."""
-    if not device.startswith("cuda"):
-        return None
-    return torch.cuda.get_device_properties(0).multi_processor_count
+    bench.work(max(parse_tokens(asked.tokens)), until=is_wanted)
+    list(time_messages(asked.beside, asked.folder))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from debubble.annexes.tune.journal import Expectation, Run
+from debubble.annexes.tune.journal import LOG, Expectation, Run
 from debubble.annexes.tune.loop import Tuning
-from debubble.annexes.tune.prospects import Prospects
 from debubble.annexes.tune.setting import Setting
-from debubble.annexes.tune.trial import LOG
+from debubble.annexes.tune.standing import Candidate
+from debubble.annexes.tune.task import Task
 from debubble.report.answers.base import Answer, AnswerWarning, Part
 from debubble.report.answers.change import ChangePart, IntervalPart
 from debubble.report.answers.compare import SidePart, answer_side
@@ -43,11 +43,8 @@ class ExpectedPart(Part, frozen=True, kw_only=True):
     throughput_gain_fraction: float
     interval: IntervalPart
     batch_latency_s: float
-    peak_memory_bytes: list[int] | None
     basis: str | None
     """Of the batch latency; null of a server."""
-    changes_training: bool
-    """It trains with a larger global batch."""
 
 
 class RunPart(Part, frozen=True, kw_only=True):
@@ -80,19 +77,6 @@ class RefusedOption(Part, frozen=True, kw_only=True):
     reason: str
 
 
-class UntoldOption(Part, frozen=True, kw_only=True):
-    """An option that would gain, and that the command cannot be told."""
-
-    paths: ClassVar = {
-        "change": "option.change",
-        "throughput_gain_fraction": "option.throughput_gain",
-    }
-
-    lever: str
-    change: ChangePart
-    throughput_gain_fraction: float
-
-
 class TuneAnswer(Answer, frozen=True, kw_only=True):
     """What `debubble tune` says."""
 
@@ -109,7 +93,6 @@ class TuneAnswer(Answer, frozen=True, kw_only=True):
     confidence: str | None
     runs: list[RunPart]
     refused: list[RefusedOption]
-    not_tellable: list[UntoldOption]
     stopped: str
     budget_spent: bool
     records: str
@@ -141,7 +124,7 @@ def answer_tune(tuned: Tuning) -> TuneAnswer:
     compared = None if standing.best is None else standing.compared(standing.best)
     return TuneAnswer(
         basis=standing.basis,
-        command=list(tuned.bench.template.words),
+        command=list(standing.task.template.words),
         now=SettingPart.of(standing.now),
         winner=None if winner is None else SettingPart.of(winner),
         winner_command=list(tuned.command),
@@ -150,34 +133,27 @@ def answer_tune(tuned: Tuning) -> TuneAnswer:
         verdict=None if compared is None else compared.verdict.value,
         confidence=None if compared is None else compared.confidence.value,
         runs=[_run_part(tuned, run) for run in standing.runs],
-        refused=[RefusedOption.of(option) for option in tuned.prospects.refused],
-        not_tellable=[UntoldOption.of(untold) for untold in tuned.prospects.untellable],
+        refused=[RefusedOption.of(option) for option in tuned.candidates.refused],
         stopped=tuned.stop.why,
         budget_spent=tuned.stop.spent,
-        records=str(tuned.bench.folder),
+        records=str(standing.task.folder),
         sentence=say_tuning(tuned),
         warnings=[],
     )
 
 
-def answer_dry_run(
-    commands: Sequence[tuple[Setting, tuple[str, ...]]], expected_runs: Prospects | None
-) -> DryRunAnswer:
-    """Say what would be run; the first command is that of the setting as it is."""
-    tries = (
-        []
-        if expected_runs is None
-        else [prospect for prospect in expected_runs.tries if prospect.worth]
-    )
+def answer_dry_run(task: Task, tries: Sequence[Candidate]) -> DryRunAnswer:
+    """Say what would be run."""
+    fill = task.template.fill
     return DryRunAnswer(
-        first=list(commands[0][1]),
+        first=list(fill(task.template.now)),
         tries=[
             TryPart(
-                setting=SettingPart.of(prospect.setting),
-                command=list(words),
-                expected=_expected_part(prospect.expected),
+                setting=SettingPart.of(candidate.setting),
+                command=list(fill(candidate.setting)),
+                expected=_expected_part(candidate.expected),
             )
-            for prospect, (_, words) in zip(tries, commands[1:], strict=True)
+            for candidate in tries
         ],
         warnings=[],
     )
@@ -191,12 +167,12 @@ def say_tuning(tuned: Tuning) -> str:
     if winner is not None:
         words = f"{str(winner)[:1].upper()}{str(winner)[1:]}"
         predicted = last_expected(tuned, winner)
-        said = f" (predicted {show_gain(predicted.gain)})" if predicted else ""
+        told = f" (predicted {show_gain(predicted.gain)})" if predicted else ""
         if not standing.of(standing.now):
             return f"{words}: the best that fits memory; {spent}."
         gain = show_gain(standing.gain_of(winner))
         larger = ", with a larger batch" if any(map(standing.grew, standing.of(winner))) else ""
-        return f"{words}: {gain} throughput{said}{larger}; {spent}."
+        return f"{words}: {gain} throughput{told}{larger}; {spent}."
     if standing.best is None:
         return f"No setting that was tried fits memory; {spent}."
     tried = {run.setting for run in standing.runs} - {standing.now}
@@ -209,8 +185,8 @@ def say_tuning(tuned: Tuning) -> str:
 
 def last_expected(tuned: Tuning, setting: Setting) -> Expectation | None:
     """Return what was last predicted of a setting."""
-    expected_runs = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
-    return expected_runs[-1] if expected_runs else None
+    expected = [run.expected for run in tuned.standing.of(setting) if run.expected is not None]
+    return expected[-1] if expected else None
 
 
 def _expected_part(expected: Expectation | None) -> ExpectedPart | None:
@@ -227,13 +203,13 @@ def _expected_part(expected: Expectation | None) -> ExpectedPart | None:
 
 
 def _run_part(tuned: Tuning, run: Run) -> RunPart:
-    measurement = run.outcome.measurement
-    folder = tuned.bench.folder_of(run.number)
+    measured = run.outcome.measurement
+    folder = tuned.standing.task.folder_of(run.number)
     return RunPart.of(
         run,
         outcome=run.outcome.kind.value,
-        measured=None if measurement is None else answer_side(measurement, tuned.standing.basis),
-        throughput_gain_fraction=None if measurement is None else tuned.standing.gain_of_run(run),
+        measured=None if measured is None else answer_side(measured, tuned.standing.basis),
+        throughput_gain_fraction=None if measured is None else tuned.standing.gain_of_run(run),
         expected=_expected_part(run.expected),
         traces=str(folder),
         output=str(folder / LOG),

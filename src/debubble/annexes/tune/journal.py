@@ -1,34 +1,94 @@
-"""Runs in → what was run, written down and found again, here and in the history.
+"""Runs in → what was run, written down and found again.
 
-The first line says whose it is. A run is two lines: that it began, before it does, and what came of
+The first line says whose it is. A run is two lines: one before it starts, and one with what came of
 it. A line is there whole or not at all.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import msgspec
 
 from debubble.annexes.tune.setting import Setting
-from debubble.annexes.tune.trial import MARKER, Outcome, clear_trial
+from debubble.annexes.tune.task import Server, Task
+from debubble.capture.files import remove_captures
 from debubble.errors import TuneError
+from debubble.measure.measurement import Measurement
 from debubble.measure.prediction import Prediction
-from debubble.measure.store import Store
 
 NAME = "journal.jsonl"
+LOG = "output.log"
+MARKER = ".debubble-run"
+"""In the folder of a run that found it empty: what has a run's names in there is a run's."""
 _ANY_SCHEMA = "debubble.tune-journal/"
-SCHEMA = f"{_ANY_SCHEMA}1"
-_TAG = "tune"
+_SCHEMA = f"{_ANY_SCHEMA}2"
+
+
+class Kind(StrEnum):
+    """What can come of a run."""
+
+    MEASURED = "measured"
+    OVER_MEMORY = "over_memory"
+    IGNORED = "ignored"
+    CRASHED = "crashed"
+    OUT_OF_MEMORY = "out_of_memory"
+    HUNG = "hung"
+    UNREADABLE = "unreadable"
+    OTHER_BATCH = "other_batch"
+    """It trained with a larger batch, which nobody asked for."""
+    CUT = "cut"
+    """The budget ended before the run did: it tells nothing of the setting."""
+    UNFINISHED = "unfinished"
+    """It never ended: whoever ran it was killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heading:
+class Outcome:
+    """What came of a run."""
+
+    kind: Kind
+    seconds: float
+    message: str = ""
+    measurement: Measurement | None = None
+    ignored: tuple[str, ...] = ()
+    """What the command was told and did not do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What had been predicted of a run."""
+
+    gain: float
+    """Of throughput, against the setting as it was first."""
+    low: float
+    high: float
+    batch_latency_s: float
+    """Of a server: what a token takes."""
+    prediction: Prediction | None = None
+    """The same of its batch, with what it starts from; None of a server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a setting."""
+
+    number: int
+    token: str
+    """In the environment of its processes."""
+    setting: Setting
+    why: str
+    expected: Expectation | None = None
+    outcome: Outcome = Outcome(kind=Kind.UNFINISHED, seconds=0.0)
+
+
+class _Heading(msgspec.Struct, frozen=True):
     """Whose journal it is: what must be the same for a run to count."""
 
     schema: str
@@ -36,161 +96,76 @@ class Heading:
     now: Setting
     steps: int
     wait: int
-    server: str = ""
-    """Of a server: its address, and the load that it is put under."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
-    """What had been predicted of a run, against the best one before it."""
-
-    gain: float
-    """Of throughput, against the setting as it was first."""
-    low: float
-    high: float
-    batch_latency_s: float
-    peak_memory_bytes: tuple[int, ...] | None
-    prediction: Prediction | None = None
-    """The same of its batch, with what it starts from; None of a server."""
-    changes_training: bool = False
-    """It trains with a larger global batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart:
-    """A run that was started."""
-
-    number: int
-    token: str
-    setting: Setting
-    why: str
-    began_s: float
-    """Seconds since 1970."""
-    expected: Expectation | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run(RunStart):
-    """A run that is over."""
-
-    outcome: Outcome
-
-
-class _RunEnd(msgspec.Struct):
-    number: int
-    outcome: Outcome
-
-
-class _Line(msgspec.Struct, omit_defaults=True):
-    heading: Heading | None = None
-    began: RunStart | None = None
-    came: _RunEnd | None = None
+    server: Server | None
 
 
 class Journal:
     """The record of one tuning; nobody else writes to it meanwhile."""
 
-    def __init__(self, folder: Path, heading: Heading) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.path = folder / NAME
+    def __init__(self, task: Task) -> None:
+        task.folder.mkdir(parents=True, exist_ok=True)
+        self.path = task.folder / NAME
+        self.known: dict[int, Run] = {}
         self._file: IO[bytes] = self.path.open("ab+")
+        heading = _Heading(
+            schema=_SCHEMA,
+            words=task.template.words,
+            now=task.template.now,
+            steps=task.steps,
+            wait=task.wait,
+            server=task.server,
+        )
         try:
-            _lock(self._file, folder)
-            self._load(folder, heading)
+            _lock(self._file, task.folder)
+            self._load(heading)
         except BaseException:
             self._file.close()
             raise
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def ended(self) -> tuple[Run, ...]:
+        """The runs that are over, in their order."""
+        known = self.known.values()
+        return tuple(run for run in known if run.outcome.kind is not Kind.UNFINISHED)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let others write."""
         self._file.close()
 
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        """The runs that are over, in their order."""
-        return tuple(self._runs)
+    def write(self, run: Run) -> None:
+        """Note that a run is about to start, or what came of it."""
+        self._append(run)
+        self.known[run.number] = run
 
-    @property
-    def unfinished(self) -> tuple[RunStart, ...]:
-        """Runs that were started and never ended: whoever ran them was killed."""
-        return tuple(self._begun.values())
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next run."""
-        return self._last + 1
-
-    def begin(self, start: RunStart) -> None:
-        """Note that a run is about to start."""
-        self._append(_Line(began=start))
-        self._begun[start.number] = start
-        self._last = start.number
-
-    def end(self, number: int, outcome: Outcome) -> Run:
-        """Note what came of it."""
-        self._append(_Line(came=_RunEnd(number=number, outcome=outcome)))
-        return self._close(number, outcome)
-
-    def drop(self, number: int) -> None:
-        """Forget a run that never ended; its number is not given again."""
-        del self._begun[number]
-
-    def _load(self, folder: Path, heading: Heading) -> None:
-        self._runs: list[Run] = []
-        self._begun: dict[int, RunStart] = {}
-        self._last = 0
+    def _load(self, heading: _Heading) -> None:
         self._file.seek(0)
         text = self._file.read()
         whole = text[: text.rfind(b"\n") + 1]
+        lines = whole.splitlines()
         try:
-            lines = [msgspec.json.decode(line, type=_Line) for line in whole.splitlines()]
+            first = msgspec.json.decode(lines[0], type=_Heading) if lines else None
+            runs = [msgspec.json.decode(line, type=Run) for line in lines[1:]]
+            if first is None and not msgspec.json.encode(heading).startswith(text):
+                raise msgspec.MsgspecError("no line is whole")  # noqa: TRY301 (one error)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise TuneError(
                 f"this is no journal of debubble tune: {error}",
                 file=str(self.path),
                 hint="give another --out; where it is one, --force begins anew",
             ) from error
-        if not lines:
-            first = _Line(heading=heading)
-            if not msgspec.json.encode(first).startswith(text):
-                raise TuneError(
-                    "this is no journal of debubble tune",
-                    file=str(self.path),
-                    hint="give another --out",
-                )
-            self._file.truncate(0)
-            self._append(first)
-            return
-        if lines[0].heading != heading:
+        if first not in {None, heading}:
             raise TuneError(
                 "this folder holds the tuning of another command or setting",
-                file=str(folder),
+                file=str(self.path.parent),
                 hint="give another --out, or --force to begin anew",
             )
         if len(whole) < len(text):  # half a line: the writer was killed in it
             self._file.truncate(len(whole))
-        for line in lines[1:]:
-            if line.began is not None:
-                self._begun[line.began.number] = line.began
-                self._last = line.began.number
-            if line.came is not None:
-                self._close(line.came.number, line.came.outcome)
+        if first is None:
+            self._append(heading)
+        self.known = {run.number: run for run in runs}
 
-    def _close(self, number: int, outcome: Outcome) -> Run:
-        start = self._begun.pop(number)
-        known = {field.name: getattr(start, field.name) for field in fields(start)}
-        run = Run(**known, outcome=outcome)
-        self._runs.append(run)
-        return run
-
-    def _append(self, line: _Line) -> None:
+    def _append(self, line: _Heading | Run) -> None:
         self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -203,13 +178,7 @@ def begin_anew(folder: Path) -> None:
         return
     with path.open("rb") as file:
         _lock(file, folder)
-        if not path.stat().st_size:
-            return
-        try:
-            heading = msgspec.json.decode(file.readline(), type=_Line).heading
-        except (msgspec.MsgspecError, RecursionError):
-            heading = None
-        if heading is None or not heading.schema.startswith(_ANY_SCHEMA):
+        if not file.readline().startswith(f'{{"schema":"{_ANY_SCHEMA}'.encode()):
             raise TuneError(
                 "this is no journal of debubble tune, and is left as it is",
                 file=str(path),
@@ -217,8 +186,27 @@ def begin_anew(folder: Path) -> None:
             )
         for run in sorted(folder.glob("run[0-9]*")):
             if (run / MARKER).is_file():
-                clear_trial(run)
+                clear_run(run)
         path.unlink()
+
+
+def clear_run(out: Path) -> None:
+    """Remove what a run left in its folder, by the names that runs write: nothing else goes."""
+    if not os.path.lexists(out):
+        return
+    if out.is_symlink() or not (out / MARKER).is_file():
+        if out.is_dir() and not any(out.iterdir()):
+            return
+        raise TuneError(
+            "debubble did not make this folder, and removes nothing from it",
+            file=str(out),
+            hint="give another --out, or remove it yourself",
+        )
+    remove_captures(out)
+    for name in (LOG, MARKER):
+        (out / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # somebody else's files are in it
+        out.rmdir()
 
 
 def _lock(file: IO[bytes], folder: Path) -> None:
@@ -228,21 +216,3 @@ def _lock(file: IO[bytes], folder: Path) -> None:
         raise TuneError(
             "another tune writes here", file=str(folder), hint="wait for it, or give --out"
         ) from error
-
-
-def remember(store: Store, name: str, run: Run) -> None:
-    """Keep the measurement of a run under the tuning's name and its setting."""
-    if run.outcome.measurement is None:
-        return
-    called = record_name(name, run.setting)
-    known, _ = store.readable_records(called)
-    if any(record.tags.get(_TAG) == run.token for record in known):
-        return
-    tags = {_TAG: run.token, "outcome": run.outcome.kind.value, "run": str(run.number)}
-    store.add(called, run.outcome.measurement, now_s=run.began_s, tags=tags)
-
-
-def record_name(name: str, setting: Setting) -> str:
-    """Name the records of a setting; commas would join names in `compare`."""
-    parts = [f"{knob}={setting.written(knob).replace(',', '.')}" for knob in setting.knobs()]
-    return "/".join([name, *parts])

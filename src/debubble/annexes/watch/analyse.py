@@ -26,7 +26,7 @@ from debubble.report.text import Page, print_page
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace
 from debubble.trace.run import find_run
 from debubble.units import NS_PER_S
 

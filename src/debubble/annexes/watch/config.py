@@ -23,7 +23,7 @@ from msgspec.structs import fields
 from debubble.annexes import drift
 from debubble.capture.server import KINDS
 from debubble.errors import UsageError, WatchError
-from debubble.trace.digest.content import BESIDE
+from debubble.trace.digest import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import parse_period, parse_share
 

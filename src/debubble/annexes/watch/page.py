@@ -56,7 +56,7 @@ def say_learning(drifts: Iterable[Mapping[str, Any]], needed: int) -> str:
 
 def say_cause(change: Mapping[str, Any]) -> str:
     """Say what a cause takes of a batch, and what it took."""
-    word = Cause(change["cause"]).about.word if change["cause"] in set(Cause) else "?"
+    word = Cause(change["cause"]).word if change["cause"] in set(Cause) else "?"
     before, after = show_seconds(change["before_s"]), show_seconds(change["after_s"])
     return f"{word} went from {before} to {after} of a batch"
 
@@ -322,7 +322,7 @@ def _causes(trend: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> st
         edge = [*zip(times, above, strict=True), *zip(times[::-1], below[::-1], strict=True)]
         areas[cause], below = edge, above
     keys = ", ".join(
-        _key(rect(0, 0, TILE, TILE, fill=f"url(#h-{cause})"), cause.about.word) for cause in shown
+        _key(rect(0, 0, TILE, TILE, fill=f"url(#h-{cause})"), cause.word) for cause in shown
     )
     caption = f"{_named(trend, 'a batch by cause')}, from below: {keys}"
     return _figure(trend, caption, alerts, areas=areas)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import stat
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,7 +15,7 @@ from debubble.annexes.watch.journal import Journal
 from debubble.annexes.watch.supervise import log
 from debubble.errors import Code, DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
-from debubble.trace.digest.content import BESIDE, SUFFIX, DigestPlace
+from debubble.trace.digest import BESIDE, SUFFIX, DigestPlace
 from debubble.trace.format import OTHER, TraceFile, rank_from_name
 from debubble.trace.kineto.document import NAME as KINETO
 from debubble.trace.run import find_run, named_like_a_trace, read_run
@@ -76,7 +75,7 @@ class Scanner:
         traces = [
             known
             for known in self._known.values()
-            if known is not None and not (known.head and known.named in entries)
+            if known is not None and not (known.digest_of and known.named in entries)
         ]
         now, since, ready = self._clock(), {}, []
         for capture in group_captures(traces):
@@ -256,14 +255,10 @@ def _see_to_digests(source: Source, files: Sequence[str]) -> str:
 
 
 def _has_digest(digests: DigestPlace, file: str) -> bool:
-    """Look for a digest of the file, or for those of its ranks."""
+    """Look for the digest of a file."""
     target = digests.target(file)
     if is_url(target):
-        import fsspec  # noqa: PLC0415
-
-        system, path = fsspec.core.url_to_fs(target)
-        ranks = system.glob(path.removesuffix(SUFFIX) + f".rank*{SUFFIX}")
-        return bool(system.exists(path) or ranks)
-    path = Path(target)
-    stem = glob.escape(path.name.removesuffix(SUFFIX))
-    return path.exists() or any(path.parent.glob(f"{stem}.rank*{SUFFIX}"))
+        system, path = locate(target)
+        with plain_errors():
+            return bool(system.exists(path))
+    return Path(target).exists()

@@ -13,7 +13,7 @@ from debubble.annexes.watch.config import Config, Source
 from debubble.annexes.watch.journal import Alert, CaptureRow, Journal
 from debubble.annexes.watch.judge import LOOKED_BACK, TRACKS, WORSE, Judge, Points, cause_changes
 from debubble.annexes.watch.page import say_learning
-from debubble.trace.digest.content import BESIDE
+from debubble.trace.digest import BESIDE
 from debubble.trace.source import is_url
 from debubble.units import counted, show_period, show_share
 

@@ -4,9 +4,8 @@ What a framework cannot be told is refused with the reason; nothing is left out 
 
 A module here that has `EMITTERS` is a framework: its names, each with what writes a change. Its
 `POSITION` says where it stands in lists: what serves first, then what trains, files last. Where it
-has `recompute`, that writes what lets backward passes recompute, or keep, activations; where it has
-`DEFERS_RECEIVES`, its texts do so where that is asked for. An engine that serves has `serve`, which
-writes a whole setting.
+has `recompute`, that writes what lets backward passes recompute, or keep, activations. An engine
+that serves has `serve`, which writes a whole setting.
 """
 
 from __future__ import annotations
@@ -43,12 +42,6 @@ SERVERS: dict[str, Callable[[ServingSetting], str]] = {
     for name in module.EMITTERS
     if hasattr(module, "serve")
 }
-_DEFERS_RECEIVES = {
-    name
-    for module in _FRAMEWORKS
-    for name in module.EMITTERS
-    if getattr(module, "DEFERS_RECEIVES", False)
-}
 _KEEPS_LESS = {
     name
     for module in _FRAMEWORKS
@@ -83,8 +76,6 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         raise cannot(framework, "to repair a link", "repair it, then plan again")
     if change.by_hand:
         raise cannot(framework, f"this: {change.by_hand}", "do it, then plan again")
-    if change.defer_receives is not None and framework not in _DEFERS_RECEIVES:
-        raise cannot(framework, "to defer receives", "--emit torch writes it for a pipeline there")
     if change.recompute_stages and framework not in _KEEPS_LESS:
         raise cannot(framework, "what some stages alone keep", "--emit torch writes it")
     if change.recompute is None:

@@ -94,7 +94,7 @@ def emit(change: Change, setting: Setting) -> str:
         imports.append(f"from torch.distributed.pipelining.schedules import {runs}")
         file = setting.order_file if aim.in_a_new_file else aim.schedule
         loads = f"schedule._load_csv({json.dumps(file)})\n" if known is None else ""
-        body.append(_schedule(change, aim, known, loss=not forward_only) + loads)
+        body.append(_schedule(aim, known, loss=not forward_only) + loads)
         notes += _schedule_notes(change, setting, aim, known)
     code = "\n".join([*sorted(imports), "", *body])
     notes += [
@@ -129,12 +129,6 @@ def torch_schedule(framework: str, change: Change, aim: Aim) -> TorchSchedule | 
         )
     if known is None or change.overlap:
         return None
-    if known.one_stage and change.defer_receives:
-        raise cannot(
-            framework,
-            f"to defer receives under {known.name}, which posts each when it is due",
-            "take a schedule of several stages a rank",
-        )
     _check_sizes(framework, known, aim)
     return known
 
@@ -204,10 +198,9 @@ def _stages(aim: Aim) -> str:
     )
 
 
-def _schedule(change: Change, aim: Aim, known: TorchSchedule | None, *, loss: bool) -> str:
+def _schedule(aim: Aim, known: TorchSchedule | None, *, loss: bool) -> str:
     sizes = f"n_microbatches={microbatches_of(aim)}"
     sizes += ", loss_fn=loss_fn" if loss else ""
-    sizes += ", defer_pp_recv=True" if change.defer_receives else ""
     if known is None:
         return f"schedule = _PipelineScheduleRuntime(stages, {sizes})\n"
     stages = "stages[0]" if known.one_stage else "stages"
@@ -222,8 +215,6 @@ def _schedule_notes(
         notes.append(say_order(setting))
     if aim.split is None and aim.chunks > 1 and aim.placement is not None:
         notes.append(f"Stages, rank by rank: {', '.join(str(list(s)) for s in aim.placement)}.")
-    if change.defer_receives:
-        notes.append("defer_pp_recv: torch 2.13 has it, 2.11 does not.")
     if change.recompute_stages:
         notes.append(
             "Let each layer of these stages run in torch.utils.checkpoint.checkpoint(..., "
@@ -239,6 +230,5 @@ def _schedule_notes(
 
 
 POSITION = 60
-DEFERS_RECEIVES = True
 KEEPS_LESS = True
 EMITTERS = {"torch": emit}

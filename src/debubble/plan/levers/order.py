@@ -85,12 +85,7 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
     """
     baseline = start.baseline
     found = [Idea(lever="schedule", change=Change())]
-    known = None if start.search is None else start.search.schedules
-    found += [
-        idea
-        for idea in schedule.ideas(start)
-        if isinstance(idea, Idea) and (known is None or idea.change.schedule in known)
-    ]
+    found += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
     split = None if start.partition is None else start.partition.split
     if split is not None:
         found += [

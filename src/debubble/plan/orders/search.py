@@ -99,10 +99,9 @@ def find_order(
         pass
     latency_s, order = best.best
     name = next((name for name, named in best.named() if named == order), None)
-    known = question.schedules is None or name in question.schedules
     return FoundOrder(
         change=replace(best.base, order=order),
-        name=name if known and best is looks[0] else None,
+        name=name if best is looks[0] else None,
         latency_s=latency_s,
         lower_bound_s=_lower_bound_s(best.pipeline) * baseline.correction,
         rounds=best.rounds,

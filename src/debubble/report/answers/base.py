@@ -224,7 +224,7 @@ def _flat(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, dict):
             flat |= _flat(value, f"{above}{name}.")
-        elif not (isinstance(value, list) and value and isinstance(value[0], dict)):
+        elif not (isinstance(value, list | tuple) and value and isinstance(value[0], dict)):
             flat[f"{above}{name}"] = value
     return flat
 

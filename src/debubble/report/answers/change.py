@@ -28,7 +28,6 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     schedule: str | None = None
     chunks: int | None = None
     overlap: bool | None = None
-    defer_receives: bool | None = None
     recompute: bool | None = None
     recompute_stages: list[int] | None = None
     repaired_hops: list[list[int]] | None = None
@@ -89,8 +88,7 @@ def describe_refused(refused: Refusal) -> str:
     """Say what is refused, also where nothing of it was found that could be described."""
     if refused.lever == "split" and refused.change.split is None:
         return "another split"
-    without_change = {"order": "searched order", "kv_cache": "KV cache"}
-    return without_change.get(refused.lever) or describe(refused.change)
+    return "searched order" if refused.lever == "order" else describe(refused.change)
 
 
 def headroom_bytes(ranks: Sequence[Headroom] | None) -> list[int | None] | None:

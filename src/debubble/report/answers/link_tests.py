@@ -8,82 +8,25 @@ from typing import ClassVar
 import msgspec
 
 from debubble.errors import Gap
-from debubble.links.hop_times import Verdict
+from debubble.links.hop_times import TestedHop, Verdict
 from debubble.links.live import HopTestResult, LiveHop
-from debubble.links.logs.model import (
-    CopyLog,
-    CounterLog,
-    Log,
-    Matrix,
-    MatrixLog,
-    MessageLog,
-    MessagesOfHop,
-    NcclLog,
-    NcclRow,
-    NvlinkErrors,
-    NvlinkStatus,
-    Topology,
-)
-from debubble.links.logs.pairs import PairResult
+from debubble.links.logs.log import Cell, Log
 from debubble.links.wiring import SCHEMA
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.units import counted, show_rate
 
 
-class NcclPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nccl-tests"):
-    """A log of nccl-tests."""
+class LogPart(Part, frozen=True, kw_only=True):
+    """What a log says, as a table; units stand in the names of its columns."""
 
     file: str
-    test: str | None
-    ranks: int
-    average_bytes_per_s: float
-    rows: tuple[NcclRow, ...]
+    program: str
+    about: str | None
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
 
 
-class NvbandwidthPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nvbandwidth"):
-    """A log of nvbandwidth."""
-
-    file: str
-    tests: tuple[Matrix, ...]
-
-
-class JoinPart(Part, frozen=True, kw_only=True):
-    """How two devices are joined, in the words of nvidia-smi."""
-
-    devices: list[int]
-    join: str
-
-
-class TopologyPart(Part, frozen=True, kw_only=True, tag_field="program", tag="nvidia-smi topo"):
-    """What `nvidia-smi topo -m` printed."""
-
-    file: str
-    joins: list[JoinPart]
-
-
-class MessagesPart(Part, frozen=True, kw_only=True, tag_field="program", tag="messages"):
-    """What torch's flight recorder or NCCL Inspector wrote."""
-
-    paths: ClassVar = {"recorder": "program"}
-
-    file: str
-    recorder: str
-    hops: list[MessagesOfHop]
-
-
-LogPart = (
-    NcclPart
-    | NvbandwidthPart
-    | CopyLog
-    | TopologyPart
-    | NvlinkStatus
-    | NvlinkErrors
-    | CounterLog
-    | MessagesPart
-)
-
-
-class TestedHop(Part, frozen=True, kw_only=True):
+class TestedHopPart(Part, frozen=True, kw_only=True):
     """One direction between two ranks, as a test measured it."""
 
     paths: ClassVar = {
@@ -116,7 +59,7 @@ class TestedHop(Part, frozen=True, kw_only=True):
     """Null: a test is of no batch."""
 
 
-class LoggedHop(TestedHop, frozen=True, kw_only=True):
+class LoggedHop(TestedHopPart, frozen=True, kw_only=True):
     """The same, of a log."""
 
     file: str
@@ -144,10 +87,10 @@ class RungPart(Part, frozen=True, kw_only=True):
     n: int
 
 
-class MeasuredHop(TestedHop, frozen=True, kw_only=True):
+class MeasuredHop(TestedHopPart, frozen=True, kw_only=True):
     """The same, of a test that ran here."""
 
-    paths: ClassVar = TestedHop.paths | {"ladder": "rungs"}
+    paths: ClassVar = TestedHopPart.paths | {"ladder": "rungs"}
 
     both_ways_bytes_per_s: float | None
     ladder: list[RungPart]
@@ -178,18 +121,23 @@ class LiveAnswer(Answer, frozen=True, kw_only=True):
     second_pass: list[RungPart]
     logs: list[LogPart] = msgspec.field(default_factory=list)
     commands: list[str] = msgspec.field(default_factory=list)
+    findings: list[str]
+    """Of each slow hop that the verdict does not name, a sentence."""
     verdict: str
     warnings: list[AnswerWarning]
 
 
-def answer_logs(
-    logs: Sequence[Log], pairs: Sequence[PairResult], gaps: Sequence[Gap]
-) -> LogsAnswer:
+def answer_logs(logs: Sequence[Log], hops: Sequence[TestedHop], gaps: Sequence[Gap]) -> LogsAnswer:
     """Say what logs tell of hops; what the environment held is not in it."""
     return LogsAnswer(
-        hops=[hop for result in pairs for hop in _logged_hops(result)],
-        logs=[_log_part(log) for log in logs],
-        verdict=say_logs(logs, pairs),
+        hops=[
+            LoggedHop.of(hop, from_rank=here, to_rank=there)
+            for hop in hops
+            # A test that sends both ways at once tells its directions not apart.
+            for here, there in ([hop.hop, hop.hop[::-1]] if hop.both_ways else [hop.hop])
+        ],
+        logs=[LogPart.of(log) for log in logs],
+        verdict=say_logs(logs, hops),
         warnings=list_warnings(gaps),
     )
 
@@ -202,24 +150,25 @@ def answer_live(
         backend=measured.backend,
         hops=[_measured_hop(hop, measured.job_bytes) for hop in hops],
         second_pass=[RungPart.of(rung) for rung in measured.second],
+        findings=[f"{say_slow_hop(hop)}." for hop in hops if hop.judgement.slow][1:],
         verdict=say_live(hops),
         warnings=list_warnings(gaps),
     )
 
 
-def say_logs(logs: Sequence[Log], pairs: Sequence[PairResult]) -> str:
+def say_logs(logs: Sequence[Log], hops: Sequence[TestedHop]) -> str:
     """Say what logs tell, in a sentence."""
-    first = next((result for result in pairs if result.judgement.slow), pairs[0] if pairs else None)
+    first = next((hop for hop in hops if hop.judgement.slow), hops[0] if hops else None)
     if first is None:
         return f"{counted(len(logs), 'log')} read; none measures a single hop."
     way = "↔" if first.both_ways else "→"
-    name, rate = f"Hop {first.pair[0]} {way} {first.pair[1]}", show_rate(first.bytes_per_s)
+    name, rate = f"Hop {first.hop[0]} {way} {first.hop[1]}", show_rate(first.bytes_per_s)
     judged = first.judgement
     if judged.slow:
         return f"{name} {judged.why}, {rate}."
     if not first.both_ways:
-        healthy = sum(result.judgement.verdict == Verdict.HEALTHY for result in pairs)
-        return f"{counted(healthy, 'hop')} of {len(pairs)} healthy; none is slow."
+        healthy = sum(hop.judgement.verdict == Verdict.HEALTHY for hop in hops)
+        return f"{counted(healthy, 'hop')} of {len(hops)} healthy; none is slow."
     return f"{name}: {rate} per direction with messages both ways, {judged.verdict}: {judged.why}."
 
 
@@ -245,12 +194,6 @@ def say_slow_hop(hop: LiveHop) -> str:
     return f"hop {hop.hop[0]} → {hop.hop[1]} {hop.judgement.why}, {rate}{more}"
 
 
-def _logged_hops(result: PairResult) -> list[LoggedHop]:
-    """Return both directions of a test, which sends both ways at once and tells them not apart."""
-    hops = [result.pair, result.pair[::-1]] if result.both_ways else [result.pair]
-    return [LoggedHop.of(result, from_rank=here, to_rank=there) for here, there in hops]
-
-
 def _measured_hop(hop: LiveHop, job_bytes: int | None) -> MeasuredHop:
     job = next((rung for rung in hop.rungs if rung.size_bytes == job_bytes), hop.rungs[-1])
     return MeasuredHop.of(
@@ -261,19 +204,3 @@ def _measured_hop(hop: LiveHop, job_bytes: int | None) -> MeasuredHop:
         one_message_s=job.one_way.alone_s,
         one_message_bytes_per_s=job.size_bytes / job.one_way.alone_s,
     )
-
-
-def _log_part(log: Log) -> LogPart:
-    match log:
-        case NcclLog():
-            return NcclPart.of(log, ranks=len(log.ranks))
-        case MatrixLog():
-            return NvbandwidthPart.of(log)
-        case Topology():
-            return TopologyPart.of(
-                log, joins=[JoinPart(devices=[*pair], join=how) for pair, how in log.joins.items()]
-            )
-        case MessageLog():
-            return MessagesPart.of(log)
-        case _:
-            return log

@@ -16,6 +16,7 @@ from debubble.links.hop_times import Verdict
 from debubble.links.wiring import SCHEMA
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings, seconds
 from debubble.report.answers.ledger import say_cause
+from debubble.report.answers.link_tests import TestedHopPart
 from debubble.timeline.transfers import HopFigures
 from debubble.units import counted, show_bytes, show_duration, show_percent, show_rate
 
@@ -281,6 +282,6 @@ def _say_hop(health: HopHealth, links: LinkHealth) -> str:
     return f"{text}; it costs {most}{show_duration(max(health.cost_ns, 0))}{of} a batch."
 
 
-def verdicts_of(hops: Sequence[LinkPart]) -> list[Verdict]:
+def verdicts_of(hops: Sequence[LinkPart | TestedHopPart]) -> list[Verdict]:
     """Return the verdict of every hop."""
     return [Verdict(hop.verdict or Verdict.UNKNOWN) for hop in hops]

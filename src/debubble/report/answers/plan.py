@@ -21,7 +21,6 @@ from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
 from debubble.plan.option import Option, headroom_after
 from debubble.plan.plan import Plan
-from debubble.plan.request import Planned
 from debubble.plan.split import ends_in_layers
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.report.answers.change import (
@@ -38,15 +37,6 @@ from debubble.report.answers.change import (
     say_gain,
     say_order,
 )
-from debubble.report.answers.context_length import (
-    CachePart,
-    LengthPart,
-    PlanNumbers,
-    answer_cache,
-    answer_length,
-    say_cache,
-    say_length,
-)
 from debubble.report.answers.ledger import answer_bottleneck, say_cause
 from debubble.report.answers.links import HopPart, hop_parts
 from debubble.timeline.job import Basis
@@ -62,6 +52,18 @@ from debubble.units import (
 SCHEMA = "debubble.plan/1"
 # Of what the simulation misses, a part worth naming.
 _PART = 0.2
+
+
+class PlanNumbers(Part, frozen=True, kw_only=True):
+    """What a batch takes, of the run as it is or after a change."""
+
+    paths: ClassVar = {"batch_latency_s": "window_ns", "peak_memory_bytes": "headroom.peak_bytes"}
+
+    bubble_fraction: float
+    batch_latency_s: float
+    peak_memory_bytes: list[int | None] | None
+    microbatches_per_s: float
+    """Counted in microbatches of the measured size."""
 
 
 class BaselinePart(Part, frozen=True, kw_only=True):
@@ -184,8 +186,6 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     lower_bound_s: float | None
     quickest_split: SplitPart | None
     overlap: OverlapPart | None
-    context_length: LengthPart | None
-    kv_cache: CachePart | None
     order: OrderPart | None
     emitted: Emitted | None
     tellable_framework: str | None
@@ -204,10 +204,9 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
         ]
 
 
-def answer_plan(  # noqa: PLR0913 (two runs, a plan, and what to write of it)
+def answer_plan(  # noqa: PLR0913 (a run, its plan, and what to write of it)
     analysis: Analysis,
-    planned: Planned,
-    also: Analysis | None = None,
+    plan: Plan,
     *,
     frameworks: Sequence[str] = tuple(EMITTERS),
     emit_for: str | None = None,
@@ -219,14 +218,14 @@ def answer_plan(  # noqa: PLR0913 (two runs, a plan, and what to write of it)
     Every option is written for each of `frameworks`, the best one alone for `emit_for`. Where what
     is written needs an order of passes as CSV, it calls it `order_file`.
     """
-    baseline, bottleneck = planned.plan.baseline, answer_bottleneck(analysis.bottleneck)
+    bottleneck = answer_bottleneck(analysis.bottleneck)
     # What no setting cures comes before all that one could set.
     ill = [named for named in analysis.causes[:1] if named.cause in {Cause.WORKER, Cause.DATA}]
     uncured = say_cause(analysis.ledger, ill[0]) if analysis.ledger and ill else None
     answer = answer_of_plan(
-        planned,
+        plan,
         bottleneck=bottleneck.sentence if bottleneck else uncured,
-        without_profiler=answer_profiler(analysis) if planned.stated.latency_ns is None else None,
+        without_profiler=answer_profiler(analysis),
         frameworks=frameworks,
         emit_for=emit_for,
         order_file=order_file,
@@ -235,7 +234,7 @@ def answer_plan(  # noqa: PLR0913 (two runs, a plan, and what to write of it)
     return msgspec.structs.replace(
         answer,
         hops=hop_parts(analysis),
-        warnings=list_warnings(analysis.warnings_with(also, baseline)),
+        warnings=list_warnings(analysis.warnings_with(plan.baseline)),
     )
 
 
@@ -257,7 +256,7 @@ def predictions_of(plan: PlanAnswer) -> tuple[Prediction, ...]:
 
 
 def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
-    planned: Planned,
+    plan: Plan,
     *,
     bottleneck: str | None = None,
     without_profiler: ProfilerPart | None = None,
@@ -267,15 +266,10 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     rates: Rates | None = None,
 ) -> PlanAnswer:
     """Put a plan into words and data, without what its run tells besides."""
-    plan, tokens, length = planned.plan, planned.tokens, planned.length
     base, partition, overlap = plan.baseline, plan.partition, plan.overlap
     now = headroom_after(base, Change())
     ends = ends_in_layers(base) if base.source.split else (None, None)
     findings = _findings(plan, first=None if bottleneck else plan.first, uncured=bool(bottleneck))
-    if length is not None:
-        findings += say_length(plan, length, tokens)
-    if plan.cache is not None:
-        findings.append(say_cache(plan, plan.cache))
     rate = base.source.microbatches * NS_PER_S / (base.window_ns + base.outside_ns)
     return PlanAnswer(
         basis=base.basis,
@@ -302,8 +296,6 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         lower_bound_s=partition.lower_bound_s if partition else None,
         quickest_split=SplitPart.of(partition) if partition else None,
         overlap=OverlapPart.of(overlap) if overlap else None,
-        context_length=answer_length(plan, length, tokens) if length else None,
-        kv_cache=answer_cache(plan, plan.cache) if plan.cache else None,
         order=answer_order(plan, plan.ordered) if plan.ordered else None,
         emitted=emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=framework_to_tell(plan),

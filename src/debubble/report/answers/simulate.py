@@ -119,7 +119,7 @@ class SimulateAnswer(Answer, frozen=True, kw_only=True):
     ranks: list[SimulatedRank]
     correction_fraction: float | None = None
     misfit_fraction: float | None = None
-    """By how much the run took longer than its own simulation; null where two runs tell it."""
+    """By how much the run took longer than its own simulation."""
     assumptions: list[str]
     findings: list[str]
     """What follows the verdict, a sentence each."""
@@ -128,12 +128,12 @@ class SimulateAnswer(Answer, frozen=True, kw_only=True):
 
 
 def answer_simulate(
-    analysis: Analysis, asked: WhatIfAnswer, request: ChangeRequest, also: Analysis | None = None
+    analysis: Analysis, asked: WhatIfAnswer, request: ChangeRequest
 ) -> SimulateAnswer:
     """Say what a batch would take."""
     option, baseline, measured = asked.option, asked.baseline, analysis.pipeline
     scale = baseline.microbatch_scale(asked.change)
-    tokens = analysis.told(request.stated, also).tokens.of_run(baseline)
+    tokens = analysis.tokens
     outside_ns, step_ns = baseline.outside_ns, analysis.basis.step_time_ns
     rate = baseline.source.microbatches * NS_PER_S / (baseline.window_ns + outside_ns)
     assumed = list(option.assumptions)
@@ -142,7 +142,6 @@ def answer_simulate(
     if outside_ns > 0 and not asked.changes_nothing:
         assumed.append(f"{show_duration(outside_ns)} between batches, as measured")
     stages = [sorted({action.stage for action in actions}) for actions in asked.order]
-    uncorrected = asked.correction in (1.0, baseline.correction)
     return SimulateAnswer(
         basis=analysis.basis.name,
         given=GivenPart(
@@ -201,11 +200,11 @@ def answer_simulate(
             )
         ],
         correction_fraction=asked.correction - 1,
-        misfit_fraction=expm1(baseline.misfit) if uncorrected else None,
+        misfit_fraction=expm1(baseline.misfit),
         assumptions=assumed,
         findings=_findings(asked, request.hops),
         verdict=_verdict(asked),
-        warnings=list_warnings(analysis.warnings_with(also, baseline)),
+        warnings=list_warnings(analysis.warnings_with(baseline)),
     )
 
 

@@ -2,8 +2,8 @@
 
 A rank holds what its layers are made of, their gradients from the first backward pass on, the
 activations of microbatches in flight, and for each microbatch of a step what the framework keeps:
-receive buffers, outputs, the batch itself. One run tells all but the last, for which its messages
-stand in; two runs with different numbers of microbatches tell that, too.
+receive buffers, outputs, the batch itself. A run tells all but the last, for which its messages
+stand in.
 
 What a layer weighs, where it is read from, and what torch keeps until a step ends:
 docs/explanation/how-predictions-are-made.md, "Memory".
@@ -184,45 +184,35 @@ def _of_rank(rank: RankTimeline, received: float, layers: Sequence[int] | None) 
     )
 
 
-def fit_memory(
-    runs: Sequence[MemoryRun], *, layer_static_bytes: float | None = None
-) -> MemoryCosts:
-    """Fit one run, or several of the same model on as many ranks."""
-    if len({len(run.ranks) for run in runs}) != 1:
-        raise UsageError(
-            "these runs do not have the same number of ranks",
-            hint="give runs of one model on one number of ranks",
-        )
-    said: list[str] = []
-    trains = any(_trains(actions) for run in runs for actions in run.order)
+def fit_memory(run: MemoryRun) -> MemoryCosts:
+    """Fit what a run's memory is held for."""
+    trains = any(_trains(actions) for actions in run.order)
     # Forward only, a microbatch leaves its output behind, and nothing of its layers.
-    activation = _per_layer(runs, "per_microbatch_bytes", whole=False) if trains else 0.0
-    gradient = _per_layer(runs, "gradient_bytes", whole=True)
-    if layer_static_bytes is None:
-        layer_static_bytes = _static_a_layer(runs, gradient, said)
-    if len({run.microbatches for run in runs}) == 1:
-        said.append(
-            "each rank keeps receive buffers and its share of the batch for every microbatch"
-        )
+    activation = _per_layer(run, "per_microbatch_bytes", whole=False) if trains else 0.0
+    gradient = _per_layer(run, "gradient_bytes", whole=True)
+    layer_static, said = _static_a_layer(run, gradient)
     halfway = [
         rank.halfway_bytes / rank.per_microbatch_bytes
-        for run in runs
         for rank in run.ranks
         if rank.halfway_bytes > 0 and rank.per_microbatch_bytes > 0
     ]
     costs = MemoryCosts(
         ranks=(),
-        layer_static_bytes=layer_static_bytes,
-        layer_between_bytes=_per_layer(runs, "between_peak_bytes", whole=True),
+        layer_static_bytes=layer_static,
+        layer_between_bytes=_per_layer(run, "between_peak_bytes", whole=True),
         layer_gradient_bytes=gradient,
         layer_activation_bytes=activation,
-        loss_activation_bytes=_beyond_layers_of_last(runs, activation),
+        loss_activation_bytes=_beyond_layers_of_last(run, activation),
         halfway_share=median(halfway) if halfway else HALFWAY_SHARE,
-        message_bytes=median(run.message_bytes for run in runs),
-        assumptions=tuple(said),
+        message_bytes=run.message_bytes,
+        assumptions=(
+            said,
+            "each rank keeps receive buffers and its share of the batch for every microbatch",
+        ),
     )
-    positions = range(len(runs[0].ranks))
-    return replace(costs, ranks=tuple(_fit_rank(runs, position, costs) for position in positions))
+    return replace(
+        costs, ranks=tuple(_fit_rank(run, position, costs) for position in range(len(run.ranks)))
+    )
 
 
 def recomputed(costs: MemoryCosts) -> MemoryCosts:
@@ -334,73 +324,45 @@ def _layers_here(
     return [sum(measured or ()) / len(stages)] * len(stages)
 
 
-def _fit_rank(runs: Sequence[MemoryRun], position: int, costs: MemoryCosts) -> RankCosts:
-    """Let what is left of the peaks, without layers and activations, be a line over microbatches.
-
-    Of one number of microbatches the line's slope is the buffers that messages need.
-    """
-    seen = [run.ranks[position] for run in runs]
-    work_space = median(rank.transient_bytes for rank in seen)
-    every = [rank for run in runs for rank in run.ranks]
-    if not any(rank.gradient_bytes for rank in every):
+def _fit_rank(run: MemoryRun, position: int, costs: MemoryCosts) -> RankCosts:
+    """Let what is left of the peak, without layers, activations and buffers, be fixed."""
+    rank, stages = run.ranks[position], _stages_of(run.order, position)
+    work_space = rank.transient_bytes
+    if not any(each.gradient_bytes for each in run.ranks):
         # Forward only, the last stage's peak may be where outputs are put together: others tell.
-        work_space = min(work_space, median(rank.transient_bytes for rank in every))
+        work_space = min(work_space, median(each.transient_bytes for each in run.ranks))
+    of_loss = costs.loss_activation_bytes * (last_stage(run.order) in stages) / len(stages)
     bare = RankCosts(
         fixed_bytes=0.0,
         transient_bytes=work_space,
         buffer_bytes=0.0,
-        activation_bytes=median(
-            _beyond_layers(run, position, costs.layer_activation_bytes)
-            - costs.loss_activation_bytes
-            * (last_stage(run.order) in _stages_of(run.order, position))
-            / len(_stages_of(run.order, position))
-            for run in runs
-        ),
-        gradient_bytes=median(
-            rank.gradient_bytes - costs.layer_gradient_bytes * sum(rank.layers or ())
-            for rank in seen
-        ),
-        layers=seen[0].layers,
+        activation_bytes=_beyond_layers(run, position, costs.layer_activation_bytes) - of_loss,
+        gradient_bytes=rank.gradient_bytes - costs.layer_gradient_bytes * sum(rank.layers or ()),
+        layers=rank.layers,
     )
-    left = []
-    for run, rank in zip(runs, seen, strict=True):
-        layers = _all_layers(run)
-        bare_peak = _predict_rank(costs, bare, run.order, position, layers=layers, scale=1.0)
-        left.append(rank.peak_bytes - bare_peak.peak_bytes)
-    counts = [run.microbatches for run in runs]
-    if len(set(counts)) == 1:
-        slope = _batch_share(runs[0], position, costs)
-    else:
-        columns = np.stack((np.ones(len(counts)), counts), axis=1)
-        slope = float(np.linalg.lstsq(columns, np.array(left), rcond=None)[0][1])
-    fixed = float(np.mean([rest - slope * m for rest, m in zip(left, counts, strict=True)]))
-    between, keeps = float(seen[0].between_peak_bytes), False
-    if not runs[0].uses_buffers_again:
-        each = slope + costs.message_bytes * _stage_ends(runs[0].order, position)
-        between, keeps = between - each * runs[0].microbatches, True
+    bare_peak = _predict_rank(costs, bare, run.order, position, layers=_all_layers(run), scale=1.0)
+    batch, between = _batch_share(run, position, costs), rank.between_peak_bytes
+    if not run.uses_buffers_again:
+        of_messages = costs.message_bytes * _stage_ends(run.order, position)
+        between -= (batch + of_messages) * run.microbatches
     return replace(
         bare,
-        fixed_bytes=fixed,
-        buffer_bytes=slope,
+        fixed_bytes=rank.peak_bytes - bare_peak.peak_bytes - batch * run.microbatches,
+        buffer_bytes=batch,
         between_bytes=between,
-        between_keeps_buffers=keeps,
+        between_keeps_buffers=not run.uses_buffers_again,
     )
 
 
-def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str]) -> float:
-    """Return what a layer holds always, its gradients left out.
+def _static_a_layer(run: MemoryRun, gradient: float) -> tuple[float, str]:
+    """Return what a layer holds always, its gradients left out, and how that is told.
 
     Parameters, and every state of the optimizer, are as large as gradients or a whole multiple.
     """
-    held = [
-        (_without_buffers(run, rank), rank)
-        for run in runs
-        for rank in _of_layers_alone(run)
-        if rank.layers and sum(rank.layers)
-    ]
-    if not held:
-        said.append("layers could not be counted: memory per layer is unknown")
-        return 0.0
+    known = [rank for rank in _of_layers_alone(run) if rank.layers and sum(rank.layers)]
+    if not known:
+        return 0.0, "layers could not be counted: memory per layer is unknown"
+    held = [(_without_buffers(run, rank), rank) for rank in known]
     # Less is not all of them: Megatron keeps gradients in buffers that are always there.
     multiples = [
         static / rank.gradient_bytes
@@ -409,22 +371,20 @@ def _static_a_layer(runs: Sequence[MemoryRun], gradient: float, said: list[str])
     ]
     if gradient > 0 and multiples:
         multiple = floor(min(multiples) * _GRADIENT_TOLERANCE)
-        said.append(
+        return max(multiple - 1, 1) * gradient, (
             f"a layer holds {multiple} times its gradients (parameters, gradients, optimizer state)"
         )
-        return max(multiple - 1, 1) * gradient
-    said.append("static memory without buffers and inputs is spread evenly over the layers")
-    inputs = min(run.microbatches * run.message_bytes for run in runs)
+    inputs = run.microbatches * run.message_bytes
     most = [max(static - inputs, 0.0) / sum(rank.layers or ()) for static, rank in held]
-    for run in runs:
-        between = [rank for rank in _of_layers_alone(run) if rank.layers]
-        for rank, fewer in product(run.ranks, between if len(between) < len(run.ranks) else ()):
-            # Ends may hold more than layers: what a rank has beyond one between them bounds these.
-            more = sum(rank.layers or ()) - sum(fewer.layers or ())
-            if more > 0:
-                beyond = _without_buffers(run, rank) - _without_buffers(run, fewer)
-                most.append(max(beyond, 0.0) / more)
-    return min(most)
+    between = [rank for rank in _of_layers_alone(run) if rank.layers]
+    for rank, fewer in product(run.ranks, between if len(between) < len(run.ranks) else ()):
+        # Ends may hold more than layers: what a rank has beyond one between them bounds these.
+        more = sum(rank.layers or ()) - sum(fewer.layers or ())
+        if more > 0:
+            beyond = _without_buffers(run, rank) - _without_buffers(run, fewer)
+            most.append(max(beyond, 0.0) / more)
+    said = "static memory without buffers and inputs is spread evenly over the layers"
+    return min(most), said
 
 
 def _without_buffers(run: MemoryRun, rank: RankMemory) -> float:
@@ -466,29 +426,25 @@ def _beyond_layers(run: MemoryRun, position: int, layer: float) -> float:
     return rank.per_microbatch_bytes - layer * _mean_layers(rank)
 
 
-def _beyond_layers_of_last(runs: Sequence[MemoryRun], layer: float) -> float:
+def _beyond_layers_of_last(run: MemoryRun, layer: float) -> float:
     """Return the same of the last stage, where all that is more than other ranks have is its."""
-    beyond = []
-    for run in runs:
-        last = last_stage(run.order)
-        stages = [_stages_of(run.order, position) for position in range(len(run.ranks))]
-        (holder,) = (position for position, mine in enumerate(stages) if last in mine)
-        each = [_beyond_layers(run, position, layer) for position in range(len(run.ranks))]
-        others = each[:holder] + each[holder + 1 :]
-        usual = median(others) if others else 0.0
-        beyond.append((each[holder] - usual) * len(stages[holder]))
-    return max(median(beyond), 0.0)
+    last = last_stage(run.order)
+    stages = [_stages_of(run.order, position) for position in range(len(run.ranks))]
+    (holder,) = (position for position, held in enumerate(stages) if last in held)
+    beyond = [_beyond_layers(run, position, layer) for position in range(len(run.ranks))]
+    others = beyond[:holder] + beyond[holder + 1 :]
+    usual = median(others) if others else 0.0
+    return max((beyond[holder] - usual) * len(stages[holder]), 0.0)
 
 
 def _mean_layers(rank: RankMemory) -> float:
     return sum(rank.layers) / len(rank.layers) if rank.layers else 0.0
 
 
-def _per_layer(runs: Sequence[MemoryRun], what: str, *, whole: bool) -> float:
-    """Return the median share of a layer, over the ranks of all runs that hold nothing else."""
+def _per_layer(run: MemoryRun, what: str, *, whole: bool) -> float:
+    """Return the median share of a layer, over the ranks that hold nothing else."""
     shares = [
         getattr(rank, what) / (sum(rank.layers) if whole else _mean_layers(rank))
-        for run in runs
         for rank in _of_layers_alone(run)
         if rank.layers and sum(rank.layers)
     ]

@@ -16,9 +16,7 @@ pass beside which the rank sends or receives:
 
 So a schedule that overlaps has longer passes than one that does not, by the same layers.
 
-With more or fewer tokens, of one run: passes grow as tokens do; adding to gradients that are there
-does not. Of two runs with different numbers of tokens: a line through both, with a constant;
-where passes grow faster than tokens, as attention does, a square without one.
+With more or fewer tokens passes grow as tokens do; adding to gradients that are there does not.
 """
 
 from __future__ import annotations
@@ -54,9 +52,10 @@ _TELLS, _PASSES_VARY, _FEWEST_TELL = 0.04, 0.01, 4
 _ROUNDS = 8
 # Less than this of a layer is what lies between layers, not an embedding or a head.
 _LEAST_EXTRA = 0.1
-# With half the tokens of a pass some 4 % may stay and a message take 0.55 to 0.65 of its time;
-# attention adds what one run does not show. Recorded pairs of two sizes are off by as much.
-ONE_RUN_SPREAD = 0.15
+# How unsure growth is, of the logarithm of a time, for each e-fold of tokens: with half the tokens
+# of a pass some 4 % may stay and a message take 0.55 to 0.65 of its time; attention adds what one
+# run does not show. Recorded pairs of two sizes are off by as much.
+GROWTH_SPREAD = 0.15
 # Whole backward passes of a first stage that is written as a weight gradient alone.
 WHOLE = 4
 # These do not add to gradients.
@@ -100,19 +99,6 @@ class PassCosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
-    """Shares of a measured pass: what stays, and what grows with the square; the rest is linear."""
-
-    constant: float = 0.0
-    square: float = 0.0
-
-    def times(self, scale: float) -> float:
-        """Return how many times as long a pass takes with so many times as many tokens."""
-        linear = 1 - self.constant - self.square
-        return self.constant + linear * scale + self.square * scale * scale
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PassModel:
     """Logarithms of nanoseconds per layer."""
 
@@ -124,18 +110,12 @@ class PassModel:
     """Of each stage, by what they take; 1 each where they could not be told."""
     extras: dict[int, tuple[float, float]]
     """By kind, what first and last stage have besides their layers, in layers."""
-    activity: dict[Class, float]
-    """Ranks at work, on the mean, during passes of each class."""
     beside: float
     """What a message's kernel adds to the compute beside it, of the logarithm."""
     tells_beside: bool
     """Whether the run shows that itself."""
-    shares: dict[Class, float]
-    """Of passes of each class, on the mean, what lies beside messages."""
-    growth: dict[Kind, Growth]
-    """How passes of each kind grow with tokens."""
-    growth_spread: float = ONE_RUN_SPREAD
-    """How unsure that is: of the logarithm of a time, for each e-fold of tokens."""
+    stays: dict[Kind, float]
+    """The share of passes of each kind that does not grow with tokens: additions to gradients."""
     weight_shares: dict[int, float] = field(default_factory=dict)
     """By place of the rank: what W takes of B, where B's kernels tell."""
     prices: tuple[float, ...] = ()
@@ -182,21 +162,11 @@ class PassModel:
         if scale == 1.0:
             return self
         base = {
-            (kind, first, place): log + float(np.log(self.growth[kind, first].times(scale)))
+            (kind, first, place): log + float(np.log(stays + (1 - stays) * scale))
             for (kind, first, place), log in self.base.items()
+            for stays in [self.stays[kind, first]]
         }
         return replace(self, base=base)
-
-    def with_slopes(self, slope: float, beside: float) -> PassModel:
-        """Explain the same times by other slopes: the steeper, the lower the bases."""
-        base = {
-            of: log
-            + (self.slope - slope) * self.activity[of]
-            + float(slowed_beside(self.beside, self.shares[of]))
-            - float(slowed_beside(beside, self.shares[of]))
-            for of, log in self.base.items()
-        }
-        return replace(self, base=base, slope=slope, beside=beside)
 
 
 def measure_passes(
@@ -324,11 +294,9 @@ def fit_passes(
         slope=slope,
         layers=layers,
         extras=extras,
-        activity={of: float(activity[rows].mean()) for of, rows in rows_of.items()},
         beside=beside,
         tells_beside=seen is not None,
-        shares={of: float(shares[rows].mean()) for of, rows in rows_of.items()},
-        growth=grow_by_one_run(base),
+        stays=_share_that_stays(base),
         prices=prices,
         weight_shares={
             place: float(np.mean([*rank.weight_shares.values()]))
@@ -470,8 +438,8 @@ def _slowed_by_messages(rows_of: Mapping[Class, list[int]], logs: F64, shares: F
     return seen if error < _TELLS and telling >= _FEWEST_TELL else None
 
 
-def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
-    """Let what a first microbatch does without, the accumulation of gradients, stay as it is."""
+def _share_that_stays(base: Bases) -> dict[Kind, float]:
+    """Return what a first microbatch does without, the accumulation of gradients."""
     shares: dict[Kind, list[float]] = {}
     for (kind, first, place), own in base.items():
         shares.setdefault((kind, first), [])
@@ -479,27 +447,6 @@ def grow_by_one_run(base: Bases) -> dict[Kind, Growth]:
         if not first and alone is not None and kind not in _NO_GRADIENTS:
             shares[kind, first].append(1 - float(np.exp(alone - own)))
     return {
-        kind: Growth(constant=min(max(0.0, float(np.mean(seen)) if seen else 0.0), 1.0))
+        kind: min(max(0.0, float(np.mean(seen)) if seen else 0.0), 1.0)
         for kind, seen in shares.items()
     }
-
-
-def grow_by_two_runs(base: Bases, other: Bases, ratio: float) -> dict[Kind, Growth]:
-    """Lay a line through two runs, the other with `ratio` times as many tokens.
-
-    What only one of them has grows as by one run.
-    """
-    growth = grow_by_one_run(base)
-    apart: dict[Kind, list[float]] = {}
-    for (kind, first, place), own in base.items():
-        if (kind, first, place) in other:
-            apart.setdefault((kind, first), []).append(other[kind, first, place] - own)
-    for kind_and_first, logs in apart.items():
-        took = float(np.exp(np.mean(logs)))
-        constant = (took - ratio) / (1 - ratio)
-        if constant >= 0:
-            growth[kind_and_first] = Growth(constant=min(constant, 1.0))
-        else:
-            square = (took - ratio) / (ratio * ratio - ratio)
-            growth[kind_and_first] = Growth(square=min(square, 1.0))
-    return growth

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from debubble.timeline.model import F64, I64, U8, Flags, Timeline, Transfers
+from debubble.timeline.model import F64, I64, Flags, Timeline, Transfers
 
 # Fewer are no sample.
 _FEWEST = 4
@@ -41,33 +41,8 @@ STALLS_FROM = 2.0
 Hop = tuple[int, int]
 """Places of the rank that sends and of the rank that receives."""
 _BOTH, _ONE, _SENDING, _DRAIN, _SENT, _LATE = range(6)
-_KINDS = {
-    "both_ways": (_BOTH,),
-    "one_way": (_ONE,),
-    "sending": (_SENDING, _SENT),
-    "drain": (_DRAIN,),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Messages:
-    """Messages of one size as they were measured, those of slow hops left out."""
-
-    kind: U8
-    """What was seen of it: an exchange, one way, its sending, or its drain."""
-    took_ns: F64
-    step: I64
-
-    def of(self, kind: int) -> F64:
-        """Return what messages of a kind took."""
-        took: F64 = self.took_ns[self.kind == kind]
-        return took
-
-
-def no_messages() -> Messages:
-    """Return none."""
-    none = np.zeros(0)
-    return Messages(kind=none.astype(np.uint8), took_ns=none, step=none.astype(np.int64))
+"""What is seen of a message: an exchange, one way, its sending, its drain; or where a part of it
+was a wait, what is left of its sending, of all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +69,8 @@ class WirePools:
     """A send may end before its receive begins."""
     assumed: tuple[str, ...]
     """What the run does not show, in words."""
-    messages: Messages
     slow: Mapping[Hop, SlowHop]
     """Hops that are slow, by places: their messages are not in these pools, unless all are."""
-    other: tuple[float, WirePools] | None = None
-    """Messages of another size: how many times as large they are, and what they took."""
     batched: bool = False
     """Some kernel carried several messages."""
 
@@ -114,33 +86,14 @@ class WirePools:
         return held
 
     def of_size(self, scale: float) -> WirePools:
-        """Return what messages take that are so many times as large; tails stay as they are.
-
-        Of one size: in proportion. Of two: between them, with the tails of both.
-        """
-        if scale == 1.0:
-            return self
-        way, between, drawn = 0.0, 1.0, self
-        if self.other is not None:
-            size, larger = self.other
-            way = min(max((scale - 1) / (size - 1), 0.0), 1.0)
-            between = 1 + way * (size - 1)
-            drawn = self if way == 0 else larger
-            if 0 < way < 1:
-                later = larger.step + 1 + int(self.step.max(initial=-1))
-                drawn = replace(
-                    self,
-                    body=np.concatenate((self.body, larger.body)),
-                    tail_ns=np.concatenate((self.tail_ns, larger.tail_ns)),
-                    step=np.concatenate((self.step, later)),
-                )
-        grown = {}
-        for name in _KINDS:
-            typical = getattr(self, name)
-            if self.other is not None:
-                typical = (1 - way) * typical + way * getattr(self.other[1], name)
-            grown[name] = typical * scale / between
-        return replace(self, **grown, body=drawn.body, tail_ns=drawn.tail_ns, step=drawn.step)
+        """Return what messages take that are so many times as large; tails stay as they are."""
+        return replace(
+            self,
+            both_ways=self.both_ways * scale,
+            one_way=self.one_way * scale,
+            drain=self.drain * scale,
+            sending=self.sending * scale,
+        )
 
     def draw(self, random: np.random.Generator, rows: int, runs: int) -> tuple[F64, F64]:
         """Draw body and tail of so many messages, in each of many runs from one measured step."""
@@ -193,7 +146,7 @@ def pool_wires(
     none_well = len(slow) > 0 and not kept.any()
     kept |= none_well
     buffers = bool((chosen.buffered & kept).any())
-    pools = _fit(_measure(chosen, kept, buffers=buffers), largest, buffers=buffers)
+    pools = _fit(chosen, kept, largest, buffers=buffers)
     if none_well:
         pools = pools.of_size(1 / float(np.median([hop.times for hop in slow.values()])))
     by_place = {
@@ -218,24 +171,8 @@ def _dragged(transfers: Transfers, slow: Flags, back: Flags) -> Flags:
     return back & both & bool(alike)
 
 
-def join_pools(pools: WirePools, other: WirePools) -> WirePools:
-    """Put the messages of two runs, all of one size, together.
-
-    Hops that are slow in the first stay as slow as they are there; those of the other are its own.
-    """
-    own, more = pools.messages, other.messages
-    later = more.step + 1 + int(own.step.max(initial=-1))
-    messages = Messages(
-        kind=np.concatenate((own.kind, more.kind)),
-        took_ns=np.concatenate((own.took_ns, more.took_ns)),
-        step=np.concatenate((own.step, later)),
-    )
-    joined = _fit(messages, pools.message_bytes, buffers=pools.buffers or other.buffers)
-    return replace(joined, slow=pools.slow, batched=pools.batched)
-
-
-def _measure(transfers: Transfers, kept: Flags, *, buffers: bool) -> Messages:
-    """Measure what is seen of each message that is kept."""
+def _fit(transfers: Transfers, kept: Flags, message_bytes: int, *, buffers: bool) -> WirePools:
+    """Tell what is typical of the messages that are kept, and what is left; say what was unseen."""
     wire, fused, early = _wire(transfers), transfers.fused, transfers.buffered
     sent, over = transfers.send_start_ns, transfers.receive_end_ns
     both_there = transfers.met_ns
@@ -253,37 +190,22 @@ def _measure(transfers: Transfers, kept: Flags, *, buffers: bool) -> Messages:
     # A send whose receiver comes much later than a message takes was kept waiting for it.
     usual = np.median(wire[(waited | fused) & kept]) if ((waited | fused) & kept).any() else np.inf
     begun = np.where(both_there - sent > STALLS_FROM * usual, both_there, sent)
-    parts = [
-        (_BOTH, fused, wire),
-        (_ONE, waited, wire),
-        (_SENDING, early, sending.astype(np.float64)),
-        (_DRAIN, early, wire),
-        (_SENT, ~fused & ~early, sending.astype(np.float64)),
-        (_LATE, ~fused & ~early & ~waited & ~several, (over - begun).astype(np.float64)),
-    ]
-    rows = [np.flatnonzero(mine & kept) for _, mine, _ in parts]
-    every = np.concatenate(rows)
-    steps = np.unique(transfers.step[every], return_inverse=True)[1].reshape(-1)
-    return Messages(
-        kind=np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part) for part in rows]),
-        took_ns=np.concatenate(
-            [np.maximum(took[part], 0.0) for part, (_, _, took) in zip(rows, parts, strict=True)]
-        ),
-        step=steps.astype(np.int64),
-    )
-
-
-def _fit(messages: Messages, message_bytes: int, *, buffers: bool) -> WirePools:
-    """Tell what is typical, and what is left; say what was not seen."""
-    seen = {
-        name: _typical(messages.took_ns[np.isin(messages.kind, kinds)])
-        for name, kinds in _KINDS.items()
+    parts = {
+        _BOTH: (fused, wire),
+        _ONE: (waited, wire),
+        _SENDING: (early, sending),
+        _DRAIN: (early, wire),
+        _SENT: (~fused & ~early, sending),
+        _LATE: (~fused & ~early & ~waited & ~several, over - begun),
     }
-    both, one_way, drain, sending = (
-        seen[name] for name in ("both_ways", "one_way", "drain", "sending")
-    )
+    took = {
+        kind: np.maximum(lasted[chosen & kept], 0).astype(np.float64)
+        for kind, (chosen, lasted) in parts.items()
+    }
+    both, one_way, drain = (_typical(took[kind]) for kind in (_BOTH, _ONE, _DRAIN))
+    sending_ns = _typical(np.concatenate((took[_SENDING], took[_SENT])))
     said = []
-    if len(messages.of(_ONE)) < _FEWEST and both is not None:
+    if len(took[_ONE]) < _FEWEST and both is not None:
         said.append("a one-way transfer takes as long as a two-way exchange")
         one_way = both
     if one_way is None and drain is not None:
@@ -295,27 +217,28 @@ def _fit(messages: Messages, message_bytes: int, *, buffers: bool) -> WirePools:
         said += ["a two-way exchange takes as long as a one-way transfer"] if one_way else []
         both = one_way
     # Each message once: a stall that the receiver came too late to see is one, too.
-    shapes = np.isin(messages.kind, (_BOTH, _ONE, _SENDING, _LATE))
-    typical = np.array([both, one_way, sending or 0.0, 0.0, 0.0, one_way])[messages.kind[shapes]]
-    took, step = messages.took_ns[shapes], messages.step[shapes]
-    body = took / np.maximum(typical, 1.0)
+    shapes = {_BOTH: both, _ONE: one_way, _SENDING: sending_ns or 0.0, _LATE: one_way}
+    step = np.concatenate([transfers.step[parts[kind][0] & kept] for kind in shapes])
+    step = np.unique(step, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    every = np.concatenate([took[kind] for kind in shapes])
+    typical = np.repeat(list(shapes.values()), [len(took[kind]) for kind in shapes])
+    body = every / np.maximum(typical, 1.0)
     held = body >= STALLS_FROM
     body[held] = 1.0
-    tail = np.where(held, took - typical, 0.0)
+    tail = np.where(held, every - typical, 0.0)
     if not len(body):
         body, tail, step = np.ones(1), np.zeros(1), np.zeros(1, dtype=np.int64)
     return WirePools(
         both_ways=both,
         one_way=one_way,
         drain=one_way if drain is None else drain,
-        sending=one_way if sending is None else sending,
+        sending=one_way if sending_ns is None else sending_ns,
         body=body,
         tail_ns=np.maximum(tail, 0.0),
         step=step,
         message_bytes=message_bytes,
         buffers=buffers,
         assumed=tuple(said),
-        messages=messages,
         slow={},
     )
 

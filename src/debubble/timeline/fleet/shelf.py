@@ -35,8 +35,7 @@ from debubble.trace.columns import (
     Table,
     summarise,
 )
-from debubble.trace.digest import pack_digest, unpack_digest
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace, pack_digest, unpack_digest
 from debubble.trace.engine import map_files
 from debubble.trace.format import Reading, TraceFile
 from debubble.trace.run import RunFiles, read_file, settle_run
@@ -64,10 +63,11 @@ class StoredRank:
             with Path(self.file).open("rb") as spool:
                 spool.seek(self.offset)
                 data = spool.read(self.size)
-        trace = unpack_digest(data, self.file, limits)
-        if not isinstance(trace, RankTrace):
-            raise TraceError("is the digest of a table, and no longer of a rank", file=self.file)
-        return replace(trace, rank=self.rank)
+        traces = unpack_digest(data, self.file, limits)
+        for trace in traces:
+            if isinstance(trace, RankTrace) and (len(traces) == 1 or trace.rank == self.rank):
+                return replace(trace, rank=self.rank)
+        raise TraceError(f"is no longer a digest of rank {self.rank}", file=self.file)
 
 
 class Spool:
@@ -140,7 +140,6 @@ def read_spooled(found: RunFiles, means: Means, spool: Spool | None) -> RanksRea
         means.engine,
         means.limits,
         means.on_progress,
-        ordered=True,
     )
     with closing(scouting):
         for known, outcome in scouting:
@@ -173,12 +172,11 @@ def read_spooled(found: RunFiles, means: Means, spool: Spool | None) -> RanksRea
 def scout_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = None) -> ScoutReport:
     """Read a file and send back little; the rest comes as digests."""
     reading = read_file(known, limits, digests)
-    is_digest = known.head is not None
     scouts = tuple(
         Scout(
             summary=summarise(trace),
             marked=marks_steps(trace),
-            digest=None if is_digest else pack_digest(trace),
+            digest=None if known.digest_of else pack_digest(trace),
         )
         for trace in reading.traces
     )

@@ -48,7 +48,7 @@ from debubble.timeline.steps import marks_steps, only_steps
 from debubble.timeline.transfers import rank_of
 from debubble.trace.captures import Capture
 from debubble.trace.columns import RankTrace
-from debubble.trace.digest.content import DigestPlace
+from debubble.trace.digest import DigestPlace
 from debubble.trace.engine import LOCAL, Engine, GivenEngine, LocalEngine, Progress, map_files
 from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run, unreadable
@@ -232,7 +232,7 @@ def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
         engine: Engine = HERE if keeps else WORKERS_HERE
         show = None if keeps else means.on_progress
         measured = []
-        with closing(map_files(task, parts, engine, means.limits, show, ordered=True)) as outcomes:
+        with closing(map_files(task, parts, engine, means.limits, show)) as outcomes:
             for part, outcome in outcomes:
                 if isinstance(outcome, TraceError):
                     lost.append(unreadable(outcome))

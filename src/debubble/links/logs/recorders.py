@@ -15,15 +15,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from math import prod
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from debubble.links.logs.model import Message, MessageLog, damaged
+from debubble.links.logs.log import Log, LogReader, Message, damaged
 from debubble.trace.communication import element_bytes
-from debubble.units import NS_PER_US
+from debubble.units import NS_PER_S, NS_PER_US
 
-FLIGHT_RECORDER, INSPECTOR = "flight recorder", "NCCL Inspector"
 _CALL = re.compile(r"^\w+:(?:(send) (\d+)->(\d+)|(recv) (\d+)<-(\d+))(?: |$)")
 _TIMED = "set TORCH_NCCL_ENABLE_TIMING=1 and TORCH_FR_BUFFER_SIZE before the job starts"
 _LINES = "give the .log or .jsonl that NCCL_INSPECTOR_DUMP_DIR holds, as it is"
@@ -36,7 +37,6 @@ class _Entry(msgspec.Struct):
     duration_ms: float | None = None
     input_sizes: list[list[int]] = []
     input_dtypes: list[str] = []
-    is_p2p: bool = False
     process_group: list[str] = []
 
 
@@ -60,14 +60,12 @@ class _Peer(msgspec.Struct):
     p2p_msg_size_bytes: int
     p2p_exec_time_us: float
     p2p_peer: int = -1
-    p2p_timing_source: str = ""
 
 
 class _Header(msgspec.Struct):
     """Whose line it is."""
 
     rank: int = -1
-    n_ranks: int = 0
 
 
 class _Line(msgspec.Struct):
@@ -77,29 +75,25 @@ class _Line(msgspec.Struct):
     p2p_perf: _Peer | None = None
 
 
-def is_flight_recorder(data: Any) -> bool:
-    """Tell whether torch's flight recorder dumped this."""
-    return isinstance(data, dict) and {"entries", "pg_config", "version"} <= data.keys()
-
-
 def is_of_recorder(start: str) -> bool:
     """Tell by its start whether a file that is too long to be looked at whole is of either."""
-    return is_inspector(start) or ('"entries"' in start and '"profiling_name"' in start)
+    return _is_inspector(start, None) or ('"entries"' in start and '"profiling_name"' in start)
 
 
-def is_pickled_flight(text: str) -> bool:
-    """Tell whether it dumped this as a pickle, which is a program and not read here."""
-    return text[1:2] in {"\x02", "\x03", "\x04", "\x05"} and "pg_config" in text
-
-
-def is_inspector(text: str) -> bool:
-    """Tell whether NCCL Inspector wrote this."""
+def _is_inspector(text: str, _data: Any) -> bool:
     first = text.lstrip()[:4096].partition("\n")[0]
     return first.startswith("{") and '"header"' in first and '_perf"' in first
 
 
-def refuse_pickle(_text: str, file: str) -> MessageLog:
-    """Say what to do about a pickle."""
+def _is_flight_recorder(_text: str, data: Any) -> bool:
+    return data is not None and {"entries", "pg_config", "version"} <= data.keys()
+
+
+def _is_pickle(text: str, _data: Any) -> bool:
+    return text[1:2] in {"\x02", "\x03", "\x04", "\x05"} and "pg_config" in text
+
+
+def _refuse_pickle(_text: str, _data: Any, file: str) -> Log:
     raise damaged(
         "a dump of torch's flight recorder as a pickle, which could run anything",
         file,
@@ -107,7 +101,25 @@ def refuse_pickle(_text: str, file: str) -> MessageLog:
     )
 
 
-def read_flight_recorder(data: Any, file: str) -> MessageLog:
+def _log_of(file: str, program: str, messages: tuple[Message, ...]) -> Log:
+    """List what is told of each hop, by the side that saw it: the largest messages."""
+    rows = []
+    for hop, sent in sorted({(message.hop, message.sent) for message in messages}):
+        mine = [m for m in messages if (m.hop, m.sent) == (hop, sent)]
+        size = max(message.size_bytes for message in mine)
+        took = median(message.time_ns for message in mine if message.size_bytes == size)
+        rows.append((*hop, "sender" if sent else "receiver", len(mine), size, took / NS_PER_S))
+    return Log(
+        file=file,
+        program=program,
+        about=program,
+        columns=("from_rank", "to_rank", "seen_by", "messages", "largest_bytes", "median_s"),
+        rows=tuple(rows),
+        messages=messages,
+    )
+
+
+def _read_flight_recorder(_text: str, data: Any, file: str) -> Log:
     """Read the messages of one rank, and what their kernels took."""
     try:
         dump = msgspec.convert(data, _Dump, strict=False)
@@ -120,7 +132,7 @@ def read_flight_recorder(data: Any, file: str) -> MessageLog:
     messages = tuple(_timed(dump, ranks))
     if not messages:
         raise damaged("no message in it was timed", file, _TIMED)
-    return MessageLog(file=file, program=FLIGHT_RECORDER, messages=messages)
+    return _log_of(file, "flight recorder", messages)
 
 
 def _timed(dump: _Dump, ranks: dict[str, list[int]]) -> Iterator[Message]:
@@ -158,16 +170,11 @@ def _timed(dump: _Dump, ranks: dict[str, list[int]]) -> Iterator[Message]:
 
 
 def _bytes_of(entry: _Entry) -> int:
-    size = 0
-    for shape, dtype in zip(entry.input_sizes, entry.input_dtypes, strict=False):
-        elements = element_bytes(dtype) or 0
-        for width in shape:
-            elements *= width
-        size += elements
-    return size
+    shapes = zip(entry.input_sizes, entry.input_dtypes, strict=False)
+    return sum((element_bytes(dtype) or 0) * prod(shape) for shape, dtype in shapes)
 
 
-def read_inspector(text: str, file: str) -> MessageLog:
+def _read_inspector(text: str, _data: Any, file: str) -> Log:
     """Read the messages of whatever ranks have written lines; those of collectives are counted."""
     messages = []
     collectives = 0
@@ -193,7 +200,6 @@ def read_inspector(text: str, file: str) -> MessageLog:
                     sent=sent,
                     size_bytes=perf.p2p_msg_size_bytes,
                     time_ns=perf.p2p_exec_time_us * NS_PER_US,
-                    alone=True,
                 )
             )
     if not messages:
@@ -203,4 +209,11 @@ def read_inspector(text: str, file: str) -> MessageLog:
             file,
             "record a job with a pipeline, by NCCL 2.30 or newer",
         )
-    return MessageLog(file=file, program=INSPECTOR, messages=tuple(messages))
+    return _log_of(file, "NCCL Inspector", tuple(messages))
+
+
+READERS = (
+    LogReader(_is_inspector, _read_inspector),
+    LogReader(_is_flight_recorder, _read_flight_recorder),
+    LogReader(_is_pickle, _refuse_pickle),
+)
