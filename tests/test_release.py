@@ -84,23 +84,6 @@ def test_only_publishing_may_ask_the_index_for_trust():
     assert "password" not in (ROOT / ".github/workflows/release.yml").read_text().split("jobs:")[1]
 
 
-@pytest.mark.parametrize("name", ["wrong-answer", "error"])
-def test_an_issue_template_asks_for_something(name):
-    form = yaml.safe_load((ROOT / f".github/ISSUE_TEMPLATE/{name}.yml").read_text("utf-8"))
-    assert {"name", "description", "body"} <= set(form)
-    fields = [part["id"] for part in form["body"]]
-    assert len(fields) == len(set(fields)) >= 3
-    assert all(part["attributes"]["label"] for part in form["body"])
-
-
-def test_the_bill_of_materials_names_what_the_wheel_needs():
-    sbom = tool("sbom")
-    needs = sbom.closure("rich")
-    assert {"rich", "Pygments", "markdown-it-py", "mdurl"} <= set(needs)
-    part = sbom.component("rich")
-    assert part["purl"].startswith("pkg:pypi/rich@")
-
-
 @pytest.mark.slow
 def test_from_the_wheel_alone_traces_become_a_verdict(tmp_path):
     need_package("build")

@@ -29,8 +29,6 @@ MAY_CONNECT = {
     "capture/fetch.py",
     "links/__main__.py",
 }
-RUNNING = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "joblib"}
-OBEYING = {"eval", "exec", "compile", "__import__"}
 
 
 def imported(tree):
@@ -71,13 +69,3 @@ def test_only_these_files_can_open_a_connection():
         )
     }
     assert found == MAY_CONNECT
-
-
-@pytest.mark.slow  # it reads the whole package
-def test_nothing_is_unpickled_or_evaluated():
-    found = {
-        file: wrong
-        for file, (modules, calls) in imports_and_calls()
-        if (wrong := (calls & OBEYING) | ({name.split(".")[0] for name in modules} & RUNNING))
-    }
-    assert found == {}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import signal
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,7 +16,6 @@ from debubble.units import (
     counted,
     parse_bytes,
     parse_duration,
-    parse_period,
     parse_price,
     show_between,
     show_bytes,
@@ -27,10 +24,12 @@ from debubble.units import (
     show_duration,
     show_gain,
     show_gains,
+    show_members,
     show_number,
     show_percent,
     show_period,
     show_price,
+    show_range,
     show_share,
     show_times,
     write_file,
@@ -54,7 +53,14 @@ def test_sizes_are_read_binary_with_an_i_and_decimal_without(text, size):
 
 @pytest.mark.parametrize(
     ("text", "nanoseconds"),
-    [("18.5ms", 18_500_000), ("600 us", 600_000), ("7µs", 7_000), (".5S", 500_000_000), ("3ns", 3)],
+    [
+        ("18.5ms", 18_500_000),
+        ("600 us", 600_000),
+        ("7µs", 7_000),
+        (".5S", 500_000_000),
+        ("3ns", 3),
+        ("1.5h", 5_400_000_000_000),
+    ],
 )
 def test_times_are_read_with_their_unit(text, nanoseconds):
     assert parse_duration(text) == pytest.approx(nanoseconds)
@@ -120,53 +126,10 @@ def test_shares_and_counts():
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30s", 30), ("500ms", 0.5), ("5min", 300), ("1.5h", 5400), ("7d", 604800)],
-)
-def test_periods_are_read_with_their_unit(text, seconds):
-    assert parse_period(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "5", "h", "-1h", "1 hour"])
-def test_what_is_no_period_is_refused(text):
-    with pytest.raises(UsageError, match="is no period"):
-        parse_period(text)
-
-
-@pytest.mark.parametrize(
     ("seconds", "shown"), [(3600, "1h"), (5400, "90min"), (0.5, "0.5s"), (86400, "1d"), (61, "61s")]
 )
 def test_periods_are_shown_as_they_are_typed(seconds, shown):
     assert show_period(seconds) == shown
-
-
-SOURCES = Path(__file__).parents[1] / "src" / "debubble"
-
-
-def test_no_percent_is_written_anywhere_else():
-    by_hand = re.compile(r"\{100 \* |:[+]?\.[0-9]%\}|\} %(?![\w(])[^\n]*:[+]?\.[0-9]f\}")
-    allowed = {"units.py"}
-    found = [
-        f"{file.relative_to(SOURCES)}: {line.strip()}"
-        for file in SOURCES.rglob("*.py")
-        if file.name not in allowed
-        for line in file.read_text("utf-8").splitlines()
-        if by_hand.search(line) and "DEFAULT_THRESHOLD" not in line  # as it is typed: 2%
-    ]
-    assert found == []
-
-
-@pytest.mark.parametrize("word", ["foretold", "foretell", "dearest", "by lot"])
-def test_no_word_that_nobody_says_is_in_the_sources(word):
-    found = [file.name for file in SOURCES.rglob("*.py") if word in file.read_text("utf-8")]
-    assert found == []
-
-
-def test_no_parameter_is_called_one():
-    # A reader wants to know of what: a pipeline, a hop, a rank, an option.
-    named = re.compile(r"(?:^\s*|\(|, )one: [a-zA-Z]\w*[\[,)=| ]", re.MULTILINE)
-    found = [file.name for file in SOURCES.rglob("*.py") if named.search(file.read_text("utf-8"))]
-    assert found == []
 
 
 def test_a_change_has_a_sign_and_never_a_minus_before_nothing():
@@ -269,3 +232,16 @@ def test_without_force_nothing_is_replaced(tmp_path):
     with pytest.raises(UsageError, match="there already"):
         write_file(tmp_path / "a", b"new", force=False)
     assert (tmp_path / "a").read_text() == "old"
+
+
+def test_a_range_that_reads_the_same_is_one_value():
+    assert show_range([1_000_000, 2_000_000], show_duration) == "1.00 to 2.00 ms"
+    assert show_range([1_000_001, 1_000_002], show_duration) == "1.00 ms"
+
+
+def test_members_are_written_briefly():
+    assert show_members([0, 1, 2, 3]) == "0-3"
+    assert show_members([0, 1, 2, 7]) == "0-2, 7"
+    assert show_members([1, 4, 7, 10]) == "1-10, every 3rd"
+    assert show_members([0, 11, 22]) == "0-22, every 11th"
+    assert show_members([0, 2, 3, 9, 40]) == "0-40, 5 of them"

@@ -32,6 +32,7 @@ from debubble.plan.request import ANY, ChangeRequest, Stated, layers_differ
 from debubble.plan.server import ServerPlan, ServerQuestion
 from debubble.serving.account import StreamAccount, account_stream
 from debubble.serving.batches import find_batches
+from debubble.serving.hosts import HostTime, measure_hosts
 from debubble.serving.model import ServerModel, model_server
 from debubble.serving.phases import PhaseFigures, measure_phases
 from debubble.serving.traffic import Traffic
@@ -141,6 +142,11 @@ class Analysis:
     def phases(self) -> list[PhaseFigures]:
         """What batches of each phase of a stream take; nothing of what is none."""
         return measure_phases(self.stream.batches) if self.stream else []
+
+    @cached_property
+    def hosts(self) -> list[HostTime]:
+        """What hosts do with the time of a batch; nothing where no label tells their turns."""
+        return list(measure_hosts(self.stream.batches, self.traces)) if self.stream else []
 
     @cached_property
     def server_notes(self) -> ServerNotes | None:

@@ -4,7 +4,7 @@
 
     found = debubble.find("traces")
     found.numbers.bubble_fraction
-    found.to_frame("ledger")
+    found.to_dict()["savings"]
 
 What `debubble.__all__` lists is stable: names and arguments stay within a major version, answers
 keep their fields within a schema number.

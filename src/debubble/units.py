@@ -43,12 +43,12 @@ NS_PER_US = 1_000
 # A number without a unit, as a pattern. Floats hold what has two digits of exponent and 64 in all.
 PLAIN_NUMBER = r"(?=.{1,64}$)([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]{1,2})?)"
 _SIZE = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([kmgtp]?)(i?)b?\s*$", re.IGNORECASE)
-_DURATION = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s)\s*$", re.IGNORECASE)
-_PERIOD = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ms|s|min|h|d)\s*$")
+_TIME = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*(ns|us|µs|ms|s|min|h|d)\s*$", re.IGNORECASE)
 _PRICE = re.compile(r"^\s*([$€£¥]|[A-Z]{3})?\s*([0-9]{0,9}\.?[0-9]{1,9})\s*([$€£¥]|[A-Z]{3})?\s*$")
 _LENGTH = re.compile(r"^(\d{1,9})(?::([0-9]{0,9}\.?[0-9]{1,9}))?$")
-_S_PER = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+_S_PER = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_NS_PER = {"ns": 1, "us": NS_PER_US, "µs": NS_PER_US, "ms": NS_PER_MS}
+_NS_PER |= {unit: seconds * NS_PER_S for unit, seconds in _S_PER.items()}
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -83,19 +83,16 @@ def parse_rate(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Read `18.5ms`, `600 us`, `1.2s` as nanoseconds."""
-    match = _DURATION.match(text)
+    """Read `18.5ms`, `600 us`, `1.2s`, `5min`, `7d` as nanoseconds."""
+    match = _TIME.match(text)
     if match is None:
-        raise UsageError(f"{text!r} is no time", hint="write it as 18.5ms, 600us or 1.2s")
+        raise UsageError(f"{text!r} is no time", hint="write it as 18.5ms, 600us, 1.2s or 5min")
     return float(match[1]) * _NS_PER[match[2].lower()]
 
 
 def parse_period(text: str) -> float:
-    """Read `30s`, `5min`, `1h`, `7d` as seconds."""
-    match = _PERIOD.match(text)
-    if match is None:
-        raise UsageError(f"{text!r} is no period", hint="write it as 30s, 5min, 1h or 7d")
-    return float(match[1]) * _S_PER[match[2]]
+    """Read the same as seconds."""
+    return parse_duration(text) / NS_PER_S
 
 
 def parse_price(text: str) -> tuple[float, str]:

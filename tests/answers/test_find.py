@@ -11,7 +11,6 @@ from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
 from debubble.analysis import Analysis
-from debubble.errors import UsageError
 from debubble.measure.worth import Tariff, count_rates
 from debubble.report.answers.find import FindAnswer, answer_find
 from debubble.report.find import find_page
@@ -85,23 +84,6 @@ def test_headline_and_table_are_of_the_same_steps(data):
         assert sum(rank["shares"].values()) == pytest.approx(1.0, abs=1e-9)
 
 
-def test_bubble_ledger_and_savings_are_tables_in_three_lines():
-    pd = pytest.importorskip("pandas")
-    found = answer_of("1f1b_p3_m7")
-    assert found.to_frame()["bubble_fraction"][0] == found.numbers.bubble_fraction
-    ledger = found.to_frame("ledger")
-    assert isinstance(ledger, pd.DataFrame)
-    assert list(ledger["rank"]) == [0, 1, 2]
-    assert ledger.drop(columns="rank").sum(axis=1).tolist() == pytest.approx([1.0] * 3)
-    assert found.to_frame("savings")["saved_s"].is_monotonic_decreasing
-
-
-def test_a_table_that_is_not_there_is_refused_with_those_that_are():
-    pytest.importorskip("pandas")
-    with pytest.raises(UsageError, match="no table 'ranks'"):
-        answer_of("1f1b_p3_m7").to_frame("ranks")
-
-
 def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():
     analysis = analyse_recording(H200 / "1f1b_p3_m7")
     answer = answer_find(analysis, Tariff(price=2.5, currency="$"))
@@ -117,11 +99,6 @@ def test_a_saving_is_worth_its_share_of_a_day_on_all_gpus():
     )
     assert table.columns[-2:] == ("GPU-h/day", "cost/day")
     assert table.rows[0][-1] == show_price(2.5 * hours, "$")
-
-
-def test_without_a_price_savings_are_in_gpu_hours_alone(data):
-    assert all(saving["worth"]["money_per_day"] is None for saving in data["savings"])
-    assert all(saving["worth"]["gpu_hours_per_day"] is not None for saving in data["savings"])
 
 
 def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():

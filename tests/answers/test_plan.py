@@ -11,9 +11,6 @@ from support.traces.recordings import H200
 
 from debubble import api
 from debubble.errors import UsageError
-from debubble.plan import emit as emitting
-from debubble.plan import emitted
-from debubble.report.answers import plan as answers
 from debubble.report.answers.find import answer_find
 from debubble.report.plan import plan_page
 from debubble.units import show_seconds
@@ -29,21 +26,6 @@ def run():
 @pytest.fixture(scope="module")
 def found(run):
     return api.plan(run, planned_for="any", emit="megatron")
-
-
-def count_emits(monkeypatch):
-    """Count what is written, each by its framework and change."""
-    written = []
-
-    def counting(framework, change, setting):
-        written.append((framework, change))
-        return emit(framework, change, setting)
-
-    emit = emitting.emit
-    monkeypatch.setattr(emitting, "emit", counting)
-    monkeypatch.setattr(answers, "emit", counting)
-    monkeypatch.setattr(emitted, "emit", counting)
-    return written
 
 
 def test_text_and_data_carry_the_same_numbers(found):
@@ -63,36 +45,9 @@ def test_a_hop_is_that_of_find(run, found):
     assert found.hops == answer_find(run).hops
 
 
-def test_a_plan_that_is_read_is_written_for_nobody_but_who_is_named(run, monkeypatch):
-    written = count_emits(monkeypatch)
-    shown = api.plan(run, frameworks=())
-    assert all(option.apply == {} for option in shown.options)
-    # One look at the best option: who can be told it.
-    assert {change for _, change in written} == {written[0][1]}
-    assert written[-1][0] == shown.tellable_framework
-    written.clear()
-    named = api.plan(run, frameworks=(), emit="torch")
-    assert [framework for framework, _ in written if framework != "torch"] == []
-    assert f"for torch, {named.options[named.emitted.option].words}:" in plan_page(named).notes
-
-
-def test_programs_get_every_option_for_every_framework_that_can_be_told(found, run, monkeypatch):
-    written = count_emits(monkeypatch)
-    assert api.plan(run, frameworks=("torch",)).options[0].apply.keys() <= {"torch"}
-    assert len(written) >= len(found.options)
-    assert found.options[found.emitted.option].apply["megatron"] == found.emitted.text
-    assert any(len(option.apply) > 1 for option in found.options)
-
-
 def test_no_framework_of_that_name_is_refused_and_not_left_out(run):
     with pytest.raises(UsageError, match="no framework is called 'jax'"):
         api.plan(run, frameworks=("torch", "jax"))
-
-
-def test_a_notebook_shows_the_verdict_and_options_are_a_table(found):
-    assert found.verdict.partition(":")[0] in found._repr_html_()
-    row = found.tables()["options"][0]
-    assert row["numbers.batch_latency_s"] == found.options[0].numbers.batch_latency_s
 
 
 @pytest.mark.slow

@@ -84,26 +84,6 @@ def test_what_cannot_be_is_refused_as_on_the_command_line(run):
         api.simulate(run, step=1)
 
 
-@pytest.mark.parametrize(
-    ("correction", "misfit", "said"),
-    [
-        (
-            0.003,
-            0.009,
-            "corrected by +0.3 %, the certain part of the simulator error on this run (+0.9 %)",
-        ),
-        (0.021, 0.022, "corrected by +2 %, the simulator error on this run"),
-        (0.03, None, "corrected by +3 %, the simulator error on the two runs"),
-        (0.0001, 0.05, None),
-    ],
-)
-def test_a_correction_is_said_with_what_it_is_a_part_of(found, correction, misfit, said):
-    answer = msgspec.structs.replace(found, correction_fraction=correction, misfit_fraction=misfit)
-    notes = [note for note in simulate_page(answer).notes if note.startswith("corrected")]
-    assert len(notes) == (said is not None)
-    assert all(note.startswith(said) for note in notes)
-
-
 def test_sentences_have_whole_percents_and_tables_a_digit_more(by_hand):
     assert not re.search(r"\d\.\d %", by_hand["verdict"])
     (table,) = simulate_page(msgspec.convert(by_hand, SimulateAnswer)).tables

@@ -33,12 +33,6 @@ def test_traces_without_a_pipeline_are_an_answer_and_not_an_error(tmp_path):
         assert (refused.code, refused.text[:28]) == (2, "error: no pipeline in these ")
 
 
-def test_a_path_that_is_not_there_is_an_error_beside_one_that_is(tmp_path):
-    answer = type_command(f"debubble find {H200 / '1f1b_p2_m4'} nowhere", tmp_path)
-    assert answer.code == 2
-    assert "error: nowhere: no such file or folder" in answer.text
-
-
 def test_the_next_command_of_a_part_is_one_that_works(tmp_path):
     traces = " ".join(str(H200 / f"1f1b_p3_m7/rank{rank}.json.gz") for rank in (0, 2))
     answer = type_command(f"debubble find {traces}", tmp_path)

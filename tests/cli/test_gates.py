@@ -76,10 +76,6 @@ def lost_kernels(events):
     events[:] = [event for event in events if id(event) not in lost]
 
 
-def no_times(events):
-    next(e for e in events if e.get("cat") == "kernel")["ts"] = "soon"
-
-
 def wrong_memory(events):
     for event in events:
         if event["name"] == "[memory]":
@@ -113,7 +109,6 @@ GATES = {
     ("damage", "touched"),
     [
         (malformed, set(GATES)),
-        (no_times, set(GATES)),
         (lost_kernels, {Touch.TIMES}),
         (wrong_memory, set()),
     ],

@@ -111,19 +111,6 @@ def test_every_verb_has_the_batch_that_the_job_timed(folder, tmp_path):
         assert run.basis.step_time_ns == pytest.approx(unprofiled * 1e9)
 
 
-@pytest.mark.parametrize("verb", ["find", "plan", "simulate", "compare", "history"])
-def test_every_answer_says_its_basis_in_one_word(verb, tmp_path):
-    store = f"--store sqlite:///{tmp_path}/h.db"
-    words = f"{verb} {DEMO / 'before'}"
-    if verb == "compare":
-        words += f" {DEMO / 'after'}"
-    if verb == "history":
-        words = f"history add {DEMO / 'before'} --name kept {store}"
-    text = type_command(f"debubble {words}", tmp_path).text
-    word = "profiled" if verb == "find" else "unprofiled"
-    assert f"times: {word}" in text
-
-
 PLAN = f"plan {DEMO / 'before'} --max-microbatches 8"
 COMPARE = f"compare {DEMO / 'before'} {DEMO / 'after'}"
 LINE = (

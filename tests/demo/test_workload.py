@@ -22,9 +22,6 @@ from debubble.errors import UsageError
         ({"schedule": "zb-h2"}, "no schedule 'zb-h2'"),
         ({"schedule": "zbv"}, "4 stages, which zbv"),
         ({"schedule": "looped-bfs", "layers": (1,) * 6}, "6 stages, which looped-bfs"),
-        ({"microbatches": 3}, "1f1b needs 4 microbatches or more"),
-        ({"schedule": "dualpipe-v", "layers": (1,) * 8, "microbatches": 7}, "needs 8"),
-        ({"schedule": "interleaved-1f1b", "layers": (1,) * 8, "microbatches": 9}, "2 rounds"),
     ],
 )
 def test_a_workload_that_torch_would_refuse_is_refused_with_a_hint(wrong, message):

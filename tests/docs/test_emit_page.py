@@ -35,7 +35,6 @@ SHOWN = {
     "nemo": [SPLIT],
     "nemo@automodel": [SPLIT],
     "csv": [Change(schedule="zb-h1", microbatches=4)],
-    "csv@messages": [Change(schedule="zb-h1", microbatches=1)],
 }
 
 

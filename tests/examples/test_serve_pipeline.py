@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from contextlib import contextmanager
 from itertools import pairwise
@@ -163,35 +162,3 @@ def test_the_demo_of_watch_takes_its_parts_with_it(tmp_path):
 def parts_of(folder):
     """The processes whose environment names a folder."""
     return processes_with(f"TMPDIR={folder}")
-
-
-FIRST_RANK_ALONE = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import engine
-from orders import Layout
-start, started = engine._FORKED.Process.start, []
-def only_the_first(process):
-    if started:
-        print("one rank waits for the other", flush=True)
-        time.sleep(600)
-    started.append(start(process))
-engine._FORKED.Process.start = only_the_first
-layout = Layout(layers=(1, 1), slots=2, seats=1, longest=64, width=16, layer_us=0, token_us=0,
-                labels=False, store="")
-engine.Engine(layout, chunk=16, folder=Path(sys.argv[2]), log=None)
-"""
-
-
-def test_a_rank_ends_with_its_front_even_while_it_waits_for_others(tmp_path):
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    words = [sys.executable, "-c", FIRST_RANK_ALONE, EXAMPLE, tmp_path]
-    front = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert front.stdout.readline() == "one rank waits for the other\n"
-        time.sleep(2.0)  # it has come to its rendezvous, or does so after its front has gone
-    finally:
-        front.kill()
-        front.communicate()
-    wait_until(lambda: not parts_of(tmp_path), "processes are left")

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from support.orders import random_pipeline
 from support.requirements import need_package
+from support.simulator.posted import words_of
 
-from debubble.plan.emit.order_file import format_with_messages
 from debubble.plan.orders.construct import construct, rules
-from debubble.timeline.schedules import format_order, parse_order
+from debubble.simulate.communication import Communication
+from debubble.simulate.planned import plan_program
+from debubble.timeline.schedules import format_order
 
 need_package("torch.distributed.pipelining.schedules")
 
@@ -57,7 +59,7 @@ def test_torch_finds_the_order_valid_and_its_messages_arrive(ranks, microbatches
 
 
 @pytest.mark.parametrize(("ranks", "microbatches", "chunks"), SIZES)
-def test_messages_stand_in_the_file_where_torch_puts_them(ranks, microbatches, chunks):
+def test_messages_are_posted_where_torch_puts_them(ranks, microbatches, chunks):
     order = found_order(ranks, microbatches, chunks)
     actions = in_torchs_words(format_order(order))
     home = _validate_schedule(actions, ranks, ranks * chunks, microbatches)
@@ -66,27 +68,18 @@ def test_messages_stand_in_the_file_where_torch_puts_them(ranks, microbatches, c
         for rank, own in actions.items()
     }
     theirs = _add_send_recv(lowered, stage_to_rank=home.__getitem__, num_stages=ranks * chunks)
-    written = format_with_messages(order)
-    expected = [[str(cell) for cell in theirs[rank]] for rank in range(ranks)]
-    # What torch gathers and frees of sharded parameters is no part of the file; it reduces between
-    # two messages, for which that makes no difference.
-    rows = [row.split(",") for row in written.splitlines()]
-    no_messages = ("SHARD", "REDUCE")
-    for ours, torchs in zip(rows, expected, strict=True):
-        reduced = {cell for cell in torchs if "REDUCE" in cell}
-        assert {cell for cell in ours if "REDUCE" in cell} == reduced
-        assert [cell for cell in ours if "REDUCE" not in cell] == [
-            cell for cell in torchs if not any(word in cell for word in no_messages)
-        ]
-    assert parse_order(written) == order
+    program = plan_program(order, Communication.RUNTIME)
+    for rank in range(ranks):
+        torchs = [word for word in map(str, theirs[rank]) if "SHARD" not in word]
+        ours = [word for words in words_of(program, rank) for word in words]
+        assert ours == [word for word in torchs if "REDUCE" not in word]
 
 
 @pytest.mark.slow
 def test_a_real_run_of_the_order_loses_what_1f1b_loses(tmp_path):
     order = found_order(3, 6, 1)
-    plain, full = tmp_path / "order.csv", tmp_path / "messages.csv"
+    plain = tmp_path / "order.csv"
     plain.write_text(format_order(order), "utf-8")
-    full.write_text(format_with_messages(order), "utf-8")
     out = tmp_path / "trained"
     done = subprocess.run(
         [
@@ -95,8 +88,6 @@ def test_a_real_run_of_the_order_loses_what_1f1b_loses(tmp_path):
             str(out),
             str(plain),
             "compute_only",
-            str(full),
-            "compute_comms",
         ],
         capture_output=True,
         text=True,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from support.traces.read_once import analyse_recording, read_recording
+from support.traces.read_once import analyse_recording
 from support.traces.recordings import H200
 
 from debubble.report.answers.find import PipelinePart, answer_find
-from debubble.report.answers.inspect import answer_inspect
 from debubble.report.answers.links import answer_links
 from debubble.report.find import find_page
-from debubble.report.inspect import inspect_page
 from debubble.report.links import links_page
 from debubble.report.text import fold
 
@@ -30,18 +28,6 @@ def table_of(page, *columns):
     """Return the rows of the one table that begins with these columns."""
     [table] = [table for table in page.tables if table.columns[: len(columns)] == columns]
     return table.rows
-
-
-def test_of_many_hops_those_that_stand_out_are_listed_and_the_others_are_a_range(found):
-    first = found.hops[0]
-    usual = replace(first, bytes=2**23, wire_s=replace(first.wire_s, median=0.001))
-    slow = replace(usual, wire_s=replace(usual.wire_s, median=0.05), from_rank=77)
-    hidden = replace(usual, wire_s=replace(usual.wire_s, median=None))
-    hops = [usual] * (MANY - 2) + [hidden, slow]
-    rows = table_of(find_page(replace(found, hops=hops)), "hop", "size", "wire")
-    assert [row[0] for row in rows if row[2] == "50.0 ms"] == [f"77 → {slow.to_rank}"]
-    *listed, others = rows
-    assert others[:3] == (f"{MANY - len(listed)} others", "8.00 MiB", "1.00 ms")
 
 
 def test_the_pipeline_that_is_shown_stays_among_many_and_others_have_the_largest_peak(found):
@@ -82,18 +68,6 @@ def test_links_lists_every_slow_hop_of_many_and_names_the_verdicts_of_the_others
     assert rows[-1][0] == f"{len(hops) - len(rows) + 1} others"
     assert rows[-1][1] == "unknown"
     assert rows[-1][-2] == "healthy or unknown"
-
-
-def test_inspect_sums_up_ranks_that_are_alike():
-    found = answer_inspect(read_recording(RUN))
-    usual = replace(found.ranks[0], events=100, busy_fraction=0.5, sent_bytes=None, sends=2)
-    other = replace(usual, rank=5, events=7, device="AMD Instinct MI300X")
-    ranks = (*(replace(usual, rank=rank) for rank in range(MANY)), other)
-    rows = table_of(inspect_page(replace(found, ranks=ranks)), "rank", "device")
-    assert rows[[row[1] for row in rows].index("MI300X")][3] == "7"
-    assert rows[0][7] == "size unknown"
-    assert rows[-1][:2] == (f"{MANY + 1 - len(rows) + 1} others", "H200")
-    assert rows[-1][7] == "size unknown"
 
 
 def test_of_many_rows_those_that_stand_out_or_are_to_be_kept_are_lines_and_the_others_are_one():

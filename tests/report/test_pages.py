@@ -86,13 +86,6 @@ def test_steps_without_the_profiler_tell_what_the_capture_costs(trained):
     )
 
 
-def test_steps_that_something_else_slowed_tell_nothing_of_the_batch(trained):
-    untold = replace(trained.numbers, unprofiled_batch_latency_s=None)
-    slowed = replace(JOB, overhead_fraction=-0.3)
-    said = note(find_page(replace(trained, job=slowed, numbers=untold)), "times: profiled; ")
-    assert said.endswith("; profiled steps were 30 % faster: the unprofiled ones were disturbed")
-
-
 @pytest.mark.parametrize(("others", "named"), [(0.10, True), (0.149, False)])
 def test_the_slowest_pipeline_is_named_where_the_others_are_quicker(others, named, trained):
     def pipeline(number, latency):
@@ -216,10 +209,3 @@ def test_a_probe_names_the_best_pipeline_and_the_best_for_each_rank():
     ]
     assert [row[4] for row in page.tables[1].rows] == ["8 each", "9,7"]
     assert page.notes == ["assumed: that all is quiet", "steps/tokens_1024.csv written"]
-
-
-def test_a_probe_says_why_no_pipeline_is_named():
-    full = probe_page(probed(simulated(4, 900.0, fits=False)))
-    assert full.answer.endswith("none of the pipelines asked for fits memory.")
-    assert full.tables[1].rows[0][-1] == "1.00 GiB, too large"
-    assert probe_page(probed()).answer.endswith("none of the pipelines asked for can be cut so.")

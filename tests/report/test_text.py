@@ -134,12 +134,6 @@ def test_a_narrow_terminal_gives_options_the_room_of_spare_columns_and_says_so()
     assert "left out" not in drawn(Page(answer="x", tables=[options_table("a", LONG)]))
 
 
-def test_tables_with_the_same_columns_stand_under_each_other_as_one():
-    page = Page(answer="x", tables=[options_table("one", LONG), options_table("two", LONG[2:])])
-    first, second = [line for line in drawn(page).splitlines() if line.startswith("8 of 16")]
-    assert first == second
-
-
 def test_of_many_warnings_alike_the_first_few_are_printed_and_the_rest_counted():
     gaps = [Gap(code=Code.MALFORMED, message=f"bad line {number}") for number in range(9)]
     gaps.append(Gap(code=Code.LOG_CUT, message="a log ends early"))
@@ -168,28 +162,6 @@ def test_without_colour_nothing_is_bold_or_dim(monkeypatch, capsys):
     monkeypatch.setenv("NO_COLOR", "1")
     print_page(page, console_for())
     assert "\x1b" not in capsys.readouterr().out
-
-
-def test_no_figure_of_six_ranks_is_torn_from_its_unit_on_80_columns():
-    ranks = [f"rank {rank}" for rank in range(6)]
-    table = Table(columns=("cause", *ranks, "all", "a step", "waited for most"))
-    for cause in ("compute", "unexplained", "data parallel"):
-        cells = [f"{12.5 + rank} %" for rank in range(6)]
-        table.rows.append((cause, *cells, "100.0 %", "97.3 ms", "host of rank 10"))
-    text = drawn(Page(answer="", tables=[table]))
-    assert max(map(len, text.splitlines())) <= 80
-    for row in table.rows:
-        for figure in row[1:9]:
-            assert figure in text
-    assert not any(line.strip() in {"%", "ms"} for line in text.splitlines())
-
-
-def test_a_table_is_set_closer_before_it_gets_a_second_part():
-    columns = tuple(f"column {letter}" for letter in "abcdefgh")
-    rows = [tuple("12.34 GB" for _ in columns)]
-    text = drawn(Page(answer="", tables=[Table(columns=columns, rows=rows)]), width=80)
-    assert text.count("column a") == 1
-    assert "12.34 GB  12.34 GB" in text
 
 
 def test_each_reason_of_what_was_refused_is_said_once():

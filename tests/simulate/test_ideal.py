@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from debubble.simulate.events import OrderCycle
 from debubble.simulate.theory import bubble_fraction, bubble_fraction_of_stream, ideal_bubble
 from debubble.timeline.schedules import Action, order_of
 
@@ -36,8 +37,9 @@ def test_published_figures_for_4_ranks_and_8_microbatches(name, chunks, expected
 
 
 def test_an_order_that_cannot_finish_is_refused():
-    with pytest.raises(ValueError, match="cannot finish"):
-        ideal_bubble([[Action(0, "B", 0), Action(0, "F", 0)]], UNITS)
+    crossed = [[Action(0, "B", 0), Action(0, "F", 0)], [Action(1, "F", 0), Action(1, "B", 0)]]
+    with pytest.raises(OrderCycle):
+        ideal_bubble(crossed, UNITS)
 
 
 def test_a_stream_with_as_many_batches_as_ranks_need_not_wait():

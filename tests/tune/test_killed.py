@@ -141,11 +141,6 @@ def kill_at_random(folder, check_one, longest_s):
 
 
 @pytest.mark.accuracy
-def test_ten_random_moments_of_kill_9_change_nothing(tmp_path):
-    kill_at_random(tmp_path, lambda here, moments: check_played(here, moments, "1"), 8.0)
-
-
-@pytest.mark.accuracy
 def test_ten_random_moments_of_kill_9_change_nothing_of_a_real_pipeline(tmp_path):
     job = (
         *(sys.executable, "-P", "-m", "debubble.annexes.demo.job", "--steps", "9"),

@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from support.processes import PATIENCE_S, free_port, processes_with, wait_until
@@ -75,7 +74,7 @@ def test_a_server_that_can_be_replayed_is_planned_for_and_others_are_not():
     # Where requests wait, or other batches are in flight than it was told, nothing is built on it.
     assert model_of(now, Noted(3.0, capture), load) is None
     assert model_of(now, Noted(None, capture), load) is None
-    assert model_of(replace(now, in_flight=3), Noted(0.0, capture), load) is None
+    assert model_of(Setting(layers=(3, 3, 3, 7), in_flight=3), Noted(0.0, capture), load) is None
     assert model_of(now, None, load) is None
 
 

@@ -63,7 +63,7 @@ def grown(setting, times):
 
 
 def test_what_a_command_keeps_is_seen_even_of_a_run_that_does_not_count():
-    more = replace(NOW, microbatches=16)
+    more = Setting(split=(3, 5), microbatches=16)
     larger = grown(more, 2)
     larger = replace(larger, outcome=replace(larger.outcome, kind=Kind.OTHER_BATCH))
     standing = standing_of(run_of(0, NOW, 1.0), larger)

@@ -56,7 +56,7 @@ def test_a_server_is_captured_as_it_says(tmp_path):
         ('[[source]]\nname = "a/b"\nfolder = "/t"', "'a/b' is no name"),
         ('[[source]]\nname = "a"\nfolder = "t"', "'t' is no absolute path"),
         (SOURCE + 'foldr = "x"', r"source\[0\].foldr is no key"),
-        (SOURCE + 'settle = "soon"', r"source\[0\].settle: 'soon' is no period"),
+        (SOURCE + 'settle = "soon"', r"source\[0\].settle: 'soon' is no time"),
         (SOURCE + "settle = 5", r"source\[0\].settle must be text"),
         (SOURCE + 'digests = "kept"', r"source\[0\].digests: 'kept' is no absolute path"),
         (SOURCE + "keep = -1", r"source\[0\].keep: Expected `int` >= 0"),

@@ -23,22 +23,16 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
 from mcp_types import (
     INVALID_PARAMS,
-    INVALID_REQUEST,
-    PARSE_ERROR,
     CallToolRequestParams,
     CallToolResult,
-    ErrorData,
-    JSONRPCError,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
     Tool,
     ToolAnnotations,
 )
-from pydantic import ValidationError
 
 from debubble import __version__
 from debubble.cli import VERBS, cli
@@ -281,29 +275,4 @@ def serve_stdio(folders: Sequence[Path]) -> None:
 
 async def _serve_stdio(server: Server) -> None:
     async with stdio_server() as (incoming, outgoing):
-        well_formed, requests = anyio.create_memory_object_stream[SessionMessage | Exception]()
-
-        async def refuse_malformed() -> None:
-            # The package drops what is no JSON-RPC, and whoever sent it waits for ever.
-            async with well_formed:
-                async for message in incoming:
-                    if isinstance(message, Exception):
-                        await outgoing.send(SessionMessage(_refusal(message)))
-                    else:
-                        await well_formed.send(message)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(refuse_malformed)
-            await server.run(requests, outgoing, server.create_initialization_options())
-
-
-def _refusal(error: Exception) -> JSONRPCError:
-    """Return the error that answers a line which is no request, with its id where it has one."""
-    wrong = error.errors()[-1] if isinstance(error, ValidationError) else None
-    if wrong is None or wrong["type"] == "json_invalid":
-        refusal, number = ErrorData(code=PARSE_ERROR, message="this is no JSON"), None
-    else:
-        refusal = ErrorData(code=INVALID_REQUEST, message="this is no request")
-        number = wrong["input"].get("id") if isinstance(wrong["input"], dict) else None
-    usable = isinstance(number, str | int) and not isinstance(number, bool)
-    return JSONRPCError(jsonrpc="2.0", id=number if usable else None, error=refusal)
+        await server.run(incoming, outgoing, server.create_initialization_options())

@@ -22,7 +22,7 @@ from debubble.cli.options import (
     question_option,
 )
 from debubble.errors import UsageError
-from debubble.report.inspect import capture_json, capture_page, server_json, server_page
+from debubble.report.inspect import folders_json, folders_page, server_json, server_page
 
 # Long enough for a few hundred decode steps, short enough for the file to be read.
 _SERVER_SECONDS = 2.0
@@ -130,5 +130,5 @@ def command(  # noqa: PLR0913 (one argument a flag)
         tags=parse_tags(tags, "--tag branch=main"),
     )
     captures = capture_command(command_words, settings, output_to_stderr=bool(manners.as_json))
-    page = capture_page(captures, next_command)
-    print_answer(page, capture_json(captures), manners)
+    page = folders_page("capture", captures, next_command)
+    print_answer(page, folders_json("capture", captures), manners)

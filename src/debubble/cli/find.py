@@ -125,7 +125,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     pipeline: int | None,
     schedule: str | None,
     fail_over: float | None,
-    tariff: Tariff,
+    tariff: Tariff | None,
     pictures: Pictures,
     reader: Reader,
     manners: Manners,

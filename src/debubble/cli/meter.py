@@ -22,7 +22,7 @@ from debubble.cli.options import (
     question_option,
 )
 from debubble.errors import CaptureError, UsageError
-from debubble.report.inspect import meter_json, meter_page
+from debubble.report.inspect import folders_json, folders_page
 from debubble.units import parse_period
 
 
@@ -101,4 +101,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
         )
     newest = segments[-1]
     next_command = manners.hint(f"debubble find {shlex.quote(str(newest))}")
-    print_answer(meter_page(segments, next_command), meter_json(segments), manners)
+    print_answer(
+        folders_page("meter", segments, next_command), folders_json("meter", segments), manners
+    )

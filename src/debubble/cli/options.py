@@ -178,21 +178,13 @@ def refuse_others(subject: str) -> None:
             raise UsageError(f"{option.opts[0]} is only for {known}", hint="leave it out")
 
 
-def typed(options: Mapping[str, object]) -> str:
-    """Write options as they were typed; what was left out stays out."""
-    return " ".join(
-        f"{flag} {shlex.quote(str(value))}" for flag, value in options.items() if value is not None
-    )
-
-
 def typed_questions() -> str:
     """Write what was asked as it was typed, without what says how to answer."""
-    asked = {
-        option.opts[0]: value
+    return " ".join(
+        f"{option.opts[0]} {shlex.quote(str(value))}"
         for option, value in typed_options().items()
         if option.heading != "Output" and not option.is_flag
-    }
-    return typed(asked)
+    )
 
 
 # A progress bar for anything that takes longer than a moment.
@@ -252,12 +244,10 @@ detailed_output_options = gathered(
 )
 
 
-def _read_tariff(_context: click.Context, _option: click.Parameter, price: str | None) -> Tariff:
+def _read_tariff(text: str) -> Tariff:
     from debubble.measure.worth import Tariff
 
-    if price is None:
-        return Tariff()
-    amount, currency = parse_price(price)
+    amount, currency = parse_price(text)
     return Tariff(price=amount, currency=currency)
 
 
@@ -265,7 +255,7 @@ price_option = question_option(
     "--price",
     "tariff",
     metavar="MONEY",
-    callback=_read_tariff,
+    type=_read_tariff,
     help="Price of one GPU hour, such as $2.50 or 2EUR.",
 )
 pipeline_option = input_option(

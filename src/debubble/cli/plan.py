@@ -107,7 +107,7 @@ def _write_emitted(
 def _plan_server(  # noqa: PLR0913, PLR0917 (what the verb was told)
     run: Analysis,
     question: ServerQuestion,
-    tariff: Tariff,
+    tariff: Tariff | None,
     framework: str | None,
     manners: Manners,
     words: str,
@@ -223,7 +223,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     planned_for: str | None,
     framework: str | None,
     out: str | None,
-    tariff: Tariff,
+    tariff: Tariff | None,
     search: OrderSearch | None,
     save: str | None,
     store: str | None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from debubble.cli.options import (
     question_option,
     refuse_others,
     trace_options,
-    typed,
+    typed_questions,
 )
 from debubble.cli.planning import (
     analyse_stated,
@@ -54,7 +54,6 @@ from debubble.units import (
 if TYPE_CHECKING:
     from debubble.plan.request import ChangeRequest, Stated
     from debubble.plan.server import ServerQuestion
-    from debubble.simulate.hand_set import HandSetCosts
     from debubble.timeline.schedules import Order, Statement
 
 
@@ -120,16 +119,32 @@ _PLAIN = re.compile(PLAIN_NUMBER)
 _USUAL_SCHEDULE = "1f1b"
 
 
+Costs = Sequence[tuple[float, bool]]
+"""Nanoseconds, one value for all or one a stage, and whether each was typed as a plain number."""
+
+
+def _parse_costs(text: str) -> Costs:
+    """Read `5ms,6ms`, or plain numbers: a unit is run as so many nanoseconds."""
+    from debubble.simulate.hand_set import UNIT_NS
+
+    return [
+        (float(value) * UNIT_NS, True)
+        if _PLAIN.fullmatch(value)
+        else (parse_duration(value), False)
+        for value in map(str.strip, text.split(","))
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByHand:
     """What was typed in place of a measured run; None where nothing was."""
 
     ranks: int | None
-    forward: str | None
-    backward: str | None
-    input_grad: str | None
-    weight_grad: str | None
-    transfer: str | None
+    forward: Costs | None
+    backward: Costs | None
+    input_grad: Costs | None
+    weight_grad: Costs | None
+    transfer: Costs | None
     log: str | None
     """Whose timers say what passes cost."""
     table: str | None
@@ -137,35 +152,33 @@ class ByHand:
     force: bool
 
     @property
-    def costs(self) -> dict[str, str | None]:
-        """Each by its flag."""
-        return {
-            "--forward": self.forward,
-            "--backward": self.backward,
-            "--input-grad": self.input_grad,
-            "--weight-grad": self.weight_grad,
-            "--transfer": self.transfer,
-        }
+    def costs(self) -> dict[str, Costs]:
+        """Those that are known, by name."""
+        names = ("forward", "backward", "input_grad", "weight_grad", "transfer")
+        return {name: costs for name in names if (costs := getattr(self, name)) is not None}
 
 
+_time_option = partial(_cost_option, type=_parse_costs, metavar="TIME")
 by_hand_options = gathered(
     "by_hand",
     ByHand,
     _cost_option("--stages", "ranks", type=int, metavar="P", help="Ranks, without traces."),
-    _cost_option(
-        "--forward", metavar="TIME", help="Forward pass: one time, or one per stage: 5ms,6ms."
+    _time_option(
+        "--forward",
+        help="Forward pass: one time, or one per stage: 5ms,6ms.",
     ),
-    _cost_option(
-        "--backward", metavar="TIME", help="Backward pass.  [default: twice the forward pass]"
+    _time_option(
+        "--backward",
+        help="Backward pass.  [default: twice the forward pass]",
     ),
-    _cost_option(
+    _time_option(
         "--input-grad",
-        metavar="TIME",
         help="Input gradient, where the schedule splits the backward pass.",
     ),
-    _cost_option("--weight-grad", metavar="TIME", help="Weight gradient, likewise."),
-    _cost_option(
-        "--transfer", metavar="TIME", help="Transfer: one time, or one per hop.  [default: 0]"
+    _time_option("--weight-grad", help="Weight gradient, likewise."),
+    _time_option(
+        "--transfer",
+        help="Transfer: one time, or one per hop.  [default: 0]",
     ),
     _cost_option(
         "--costs",
@@ -185,13 +198,11 @@ by_hand_options = gathered(
 
 def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeRequest, ByHand]:
     """Return what a log of timers says in place of what would be typed."""
-    from debubble.simulate.hand_set import UNIT_NS
     from debubble.trace.timer_logs import read_stage_times
 
-    flags = ("--forward", "--backward", "--input-grad", "--weight-grad")
-    typed_too = [flag for flag in flags if by_hand.costs[flag] is not None]
+    typed_too = [name.replace("_", "-") for name in by_hand.costs if name != "transfer"]
     if typed_too:
-        raise UsageError(f"--costs and {typed_too[0]} exclude each other", hint="leave one out")
+        raise UsageError(f"--costs and --{typed_too[0]} exclude each other", hint="leave one out")
     times_read = read_stage_times(log, ranks=by_hand.ranks, microbatches=wanted.microbatches)
     if wanted.chunks not in {None, times_read.chunks}:
         raise UsageError(
@@ -208,8 +219,8 @@ def _from_log(wanted: ChangeRequest, by_hand: ByHand, log: str) -> tuple[ChangeR
         replace(
             by_hand,
             ranks=times_read.ranks,
-            forward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in times_read.forward_ns),
-            backward=",".join(f"{cost / UNIT_NS:.6g}ms" for cost in times_read.backward_ns),
+            forward=[(cost, False) for cost in times_read.forward_ns],
+            backward=[(cost, False) for cost in times_read.backward_ns],
         ),
     )
 
@@ -247,16 +258,7 @@ def simulate_by_hand(
         in_units=in_units,
         figures=measure_pipeline(timeline, 0),
     )
-    again = typed(
-        {
-            "--stages": by_hand.ranks,
-            "--microbatches": wanted.microbatches,
-            "--schedule": schedule,
-            "--chunks": wanted.chunks,
-            **by_hand.costs,
-        }
-    )
-    following = f"debubble simulate {again} --timeline"
+    following = f"debubble simulate {typed_questions()} --timeline"
     if table_path is not None:
         write_file(table_path, write_table(program, times, None).encode())
         following = f"debubble plan {shlex.quote(str(table_path))}"
@@ -288,37 +290,18 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
     return statement.order_for(ranks, microbatches, chunks)
 
 
-def _hand_set(stated_costs: Mapping[str, str | None]) -> tuple[HandSetCosts, bool]:
-    """Read the costs, all of them times or all of them plain numbers."""
-    from debubble.simulate.hand_set import HandSetCosts
-
-    read = {
-        flag: [_read(value) for value in text.split(",")]
-        for flag, text in stated_costs.items()
-        if text is not None
-    }
+def _hand_set(known: Mapping[str, Costs]) -> tuple[dict[str, list[float]], bool]:
+    """Return the costs, and whether all of them are plain numbers: else all of them are times."""
     # Nothing is nothing in any unit.
-    plain = {is_plain for values in read.values() for number, is_plain in values if number}
+    plain = {is_plain for costs in known.values() for cost, is_plain in costs if cost}
     if len(plain) > 1:
         raise UsageError(
             "some costs are times and some plain numbers", hint="give all a unit, such as 18.5ms"
         )
-    if False in plain and "--forward" not in read:
+    if False in plain and "forward" not in known:
         raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
-    costs = {
-        flag.removeprefix("--").replace("-", "_"): [number for number, _ in values]
-        for flag, values in read.items()
-    }
-    return HandSetCosts(**costs), False not in plain
-
-
-def _read(text: str) -> tuple[float, bool]:
-    """Return nanoseconds, and whether it was a plain number."""
-    from debubble.simulate.hand_set import UNIT_NS
-
-    if _PLAIN.fullmatch(text.strip()):
-        return float(text) * UNIT_NS, True
-    return parse_duration(text), False
+    values = {name: [cost for cost, _ in costs] for name, costs in known.items()}
+    return values, False not in plain
 
 
 @click.command(

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from debubble import __version__
 from debubble.ledger.account import Wait
 from debubble.timeline.model import I64, Passes, PassKind, RankTimeline, Timeline, Transfers
-from debubble.trace.columns import merge
 from debubble.units import NS_PER_US, show_bytes, write_file
 
 
@@ -45,10 +44,7 @@ _RELEASES = (PassKind.B, PassKind.W)
 
 
 def chrome_trace(timeline: Timeline, waits: Sequence[Wait] = ()) -> dict[str, Any]:
-    """Return the document: times in microseconds after the first event.
-
-    Steps with waits show each by its cause and whom it was for.
-    """
+    """Return the document: times in microseconds after the first event."""
     base_ns = int(timeline.passes.start_ns.min(initial=np.iinfo(np.int64).max))
     base_ns = min(base_ns, int(timeline.transfers.send_start_ns.min(initial=base_ns)))
     base_ns = min(base_ns, int(timeline.transfers.receive_start_ns.min(initial=base_ns)))
@@ -83,13 +79,7 @@ def _rank_events(timeline: Timeline, rank: RankTimeline, waits: Sequence[Wait]) 
     passes = timeline.passes.where(timeline.passes.rank == rank.rank)
     yield from _names(rank)
     yield from _pass_events(passes)
-    siblings = [sibling.rank for sibling in timeline.ranks_of(rank.pipeline)]
-    everyone = timeline.passes.where(np.isin(timeline.passes.rank, siblings))
-    mine = [wait for wait in waits if wait.rank == rank.rank]
-    explained = {wait.step for wait in mine if wait.step is not None}
-    others = everyone.where(~np.isin(everyone.step, list(explained)))
-    yield from _wait_events(passes, others, rank.rank)
-    yield from _explained_waits(mine)
+    yield from _wait_events([wait for wait in waits if wait.rank == rank.rank])
     yield from _counters(passes, rank)
 
 
@@ -145,23 +135,7 @@ def _pass_events(passes: Passes) -> Iterator[Event]:
         yield {**_slice(name, "pass", place, (cells["start_ns"], cells["end_ns"])), "args": args}
 
 
-def _wait_events(passes: Passes, everyone: Passes, rank: int) -> Iterator[Event]:
-    """Show what lies between a rank's passes, from its pipeline's first pass of a step to the last.
-
-    Work outside of passes is shown as waiting too: nothing of the batch moves meanwhile.
-    """
-    order = np.argsort(passes.start_ns, kind="stable")
-    start, end = merge(passes.start_ns[order], passes.end_ns[order])
-    for first, last in _windows(everyone):
-        inside = (end > first) & (start < last)
-        begins = [first, *end[inside].tolist()]
-        ends = [*start[inside].tolist(), last]
-        for begin, stop in zip(begins, ends, strict=True):
-            if stop > begin:
-                yield _slice("wait", "wait", (rank, _WAITS), (begin, stop))
-
-
-def _explained_waits(waits: Sequence[Wait]) -> Iterator[Event]:
+def _wait_events(waits: Sequence[Wait]) -> Iterator[Event]:
     """Show waits by cause."""
     for wait in waits:
         name = str(wait.cause).replace("_", " ")
@@ -172,36 +146,19 @@ def _explained_waits(waits: Sequence[Wait]) -> Iterator[Event]:
         yield {**event, "args": args}
 
 
-def _windows(passes: Passes) -> list[tuple[int, int]]:
-    """Return when a step of the pipeline ran; steps that overlap are one."""
-    spans = [
-        (int(passes.start_ns[here].min()), int(passes.end_ns[here].max()))
-        for here in (passes.step == step for step in np.unique(passes.step))
-    ]
-    spans.sort()
-    if not spans:
-        return []
-    start, end = merge(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
-    return list(zip(start.tolist(), end.tolist(), strict=True))
-
-
 def _counters(passes: Passes, rank: RankTimeline) -> Iterator[Event]:
-    """Count microbatches in flight; where memory was fitted to them, show that too."""
+    """Count microbatches in flight."""
     trains = bool(np.isin(passes.kind, _RELEASES).any())
     forward = passes.kind == PassKind.F
     released = np.isin(passes.kind, _RELEASES) if trains else forward
     moments = np.concatenate((passes.start_ns[forward], passes.end_ns[released]))
     change = np.repeat((1, -1), (int(forward.sum()), int(released.sum())))
     order = np.lexsort((change, moments))
-    memory = rank.memory
     for moment, count in zip(
         moments[order].tolist(), np.cumsum(change[order]).tolist(), strict=True
     ):
         place = {"ph": "C", "pid": rank.rank, "tid": 0, "ts": moment}
         yield {**place, "name": "microbatches in flight", "args": {"count": count}}
-        if memory and memory.static_bytes is not None and memory.per_microbatch_bytes is not None:
-            held = memory.static_bytes + max(count, 0) * memory.per_microbatch_bytes
-            yield {**place, "name": "memory, fitted", "args": {"bytes": held}}
 
 
 def _transfer_events(transfers: Transfers) -> list[Event]:

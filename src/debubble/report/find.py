@@ -28,8 +28,8 @@ from debubble.report.answers.ledger import (
 from debubble.report.answers.links import HopPart
 from debubble.report.answers.microbatches import say_microbatches
 from debubble.report.answers.replicas import ReplicasPart
-from debubble.report.answers.serving import HostPart
-from debubble.report.text import FEW, STANDING_OUT, Page, Table, farthest, fold, show_sizes
+from debubble.report.text import FEW, STANDING_OUT, Page, Table, fold, show_sizes
+from debubble.serving.hosts import HostTime
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (
     UNKNOWN,
@@ -330,29 +330,19 @@ def _show_ranks(line: PipelinePart) -> str:
 def _stage_table(stages: Sequence[StagePart]) -> Table:
     """Lay out what each kind of pass takes on each stage."""
     table = Table(columns=("stage", "rank", "layers", "pass", "median", "spread", "count"))
-    rows = [(stage, kind) for stage in stages for kind in stage.passes]
-    kept = {stage.stage for stage in stages}
-    if len(rows) > 2 * FEW:
-        kept = set()
-        for kind in {kind for _, kind in rows}:
-            held = [stage for stage in stages if kind in stage.passes]
-            places = farthest([stage.passes[kind].median_s for stage in held], STANDING_OUT // 2)
-            kept |= {held[index].stage for index in places}
-    lines = [("", kind, [stage]) for stage, kind in rows if stage.stage in kept]
-    for kind in sorted({kind for _, kind in rows}, key="FBIW".find):
-        others = [stage for stage, held in rows if held == kind and stage.stage not in kept]
-        lines += [(f"{len(others)} others", kind, others)] if others else []
-    for name, kind, alike in lines:
-        passes = [stage.passes[kind] for stage in alike]
-        table.add(
-            name or str(alike[0].stage),
-            "" if name else str(alike[0].rank),
-            _layers_shown(alike),
-            kind,
-            show_range([took.median_s for took in passes], show_seconds),
-            f"± {show_seconds(max(took.mad_s for took in passes))}",
-            show_range([took.n for took in passes], show_count),
-        )
+    for kind in sorted({kind for stage in stages for kind in stage.passes}, key="FBIW".find):
+        held = [(stage, stage.passes[kind]) for stage in stages if kind in stage.passes]
+        most = STANDING_OUT // 2
+        for name, alike in fold(held, FEW, lambda row: row[1].median_s, count=most):
+            table.add(
+                name or str(alike[0][0].stage),
+                "" if name else str(alike[0][0].rank),
+                _layers_shown([stage for stage, _ in alike]),
+                kind,
+                show_range([took.median_s for _, took in alike], show_seconds),
+                f"± {show_seconds(max(took.mad_s for _, took in alike))}",
+                show_range([took.n for _, took in alike], show_count),
+            )
     return table.without_unknown()
 
 
@@ -520,7 +510,7 @@ def _say_late(answer: FindAnswer) -> str:
     return f"waits in collectives of a stage: {pairs}"
 
 
-def _host_table(hosts: Sequence[HostPart]) -> Table:
+def _host_table(hosts: Sequence[HostTime]) -> Table:
     """Lay out what each host does with the time of a batch."""
     columns = ("host of rank", "launch", "send", "receive", "synchronise", "other")
     table = Table(columns=columns)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import msgspec
 
+from debubble.capture.server import ServerCapture
 from debubble.report.answers.inspect import InspectAnswer
 from debubble.report.text import (
     FEW,
@@ -98,80 +99,42 @@ def _without_vendor(device: str) -> str:
     return device.removeprefix("NVIDIA ").removeprefix("AMD Instinct ")
 
 
-SCHEMA = "debubble.capture/1"
-METER_SCHEMA = "debubble.meter/1"
+# What a job leaves in a folder, by who took it: what a folder is called, what files are, and which.
+_LEFT = {
+    "capture": ("capture", "traces", "rank*.json.gz"),
+    "meter": ("segment", "tables", "rank*.csv"),
+}
+Taker = Literal["capture", "meter"]
 
 
-class ServerAnswer(Protocol):
-    """What a server left, as far as it can be seen from here."""
-
-    @property
-    def kind(self) -> str:
-        """Which engine it is."""
-
-    @property
-    def url(self) -> str:
-        """Where it is."""
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The traces, where their folder is on this machine."""
-
-    @property
-    def note(self) -> str:
-        """Where else the traces are."""
-
-    @property
-    def metrics(self) -> ServerNotes | None:
-        """What the server did before, under and after the profiler."""
-
-
-# What lies in a folder that a job left, by rank.
-_TRACES, _TABLES = "rank*.json.gz", "rank*.csv"
-
-
-def capture_page(captures: Sequence[Path], next_command: str) -> Page:
-    """Say what a job left."""
-    table, ranks = _folder_table(captures, ("capture", "ranks", "traces"), _TRACES)
-    sentence = f"{counted(len(captures), 'capture')} of {counted(ranks, 'rank')}."
+def folders_page(taker: Taker, folders: Sequence[Path], next_command: str) -> Page:
+    """Say what a job left, a folder a row."""
+    noun, what, pattern = _LEFT[taker]
+    table, ranks = Table(columns=(noun, "ranks", what)), 0
+    for folder in folders:
+        held = len(list(folder.glob(pattern)))
+        table.add(folder.name, str(held), str(folder))
+        ranks = max(ranks, held)
+    sentence = f"{counted(len(folders), noun)} of {counted(ranks, 'rank')}."
     return Page(answer=sentence, tables=[table], next_command=next_command)
 
 
-def meter_page(segments: Sequence[Path], next_command: str) -> Page:
-    """Say what a meter left."""
-    table, ranks = _folder_table(segments, ("segment", "ranks", "tables"), _TABLES)
-    sentence = f"{counted(len(segments), 'segment')} of {counted(ranks, 'rank')} metered."
-    return Page(answer=sentence, tables=[table], next_command=next_command)
+def folders_json(taker: Taker, folders: Sequence[Path]) -> dict[str, Any]:
+    """Return the same as data."""
+    noun, what, pattern = _LEFT[taker]
+    held = [
+        {
+            "name": folder.name,
+            "folder": str(folder),
+            what: [str(file) for file in sorted(folder.glob(pattern))],
+        }
+        for folder in folders
+    ]
+    source = {"source": "command"} if taker == "capture" else {}
+    return {"schema": f"debubble.{taker}/1", **source, f"{noun}s": held}
 
 
-def _folder_table(
-    folders: Sequence[Path], columns: tuple[str, ...], pattern: str
-) -> tuple[Table, int]:
-    """Lay out folders with their ranks, and return how many ranks the fullest has."""
-    table, ranks = Table(columns=columns), [len(list(each.glob(pattern))) for each in folders]
-    for folder, count in zip(folders, ranks, strict=True):
-        table.add(folder.name, str(count), str(folder))
-    return table, max(ranks)
-
-
-def capture_json(captures: Sequence[Path]) -> dict[str, Any]:
-    """Return what a job left as data."""
-    held = [_folder_json(folder, "traces", _TRACES) for folder in captures]
-    return {"schema": SCHEMA, "source": "command", "captures": held}
-
-
-def meter_json(segments: Sequence[Path]) -> dict[str, Any]:
-    """Return what a meter left as data."""
-    held = [_folder_json(folder, "tables", _TABLES) for folder in segments]
-    return {"schema": METER_SCHEMA, "segments": held}
-
-
-def _folder_json(folder: Path, what: str, pattern: str) -> dict[str, Any]:
-    files = [str(file) for file in sorted(folder.glob(pattern))]
-    return {"name": folder.name, "folder": str(folder), what: files}
-
-
-def server_page(answer: ServerAnswer, next_command: str) -> Page:
+def server_page(answer: ServerCapture, next_command: str) -> Page:
     """Say what a server left."""
     held = f"{counted(len(answer.files), 'trace')} of {answer.kind} at {answer.url}."
     missing = f"{answer.kind} at {answer.url} was profiled."
@@ -191,10 +154,10 @@ def server_page(answer: ServerAnswer, next_command: str) -> Page:
     return page
 
 
-def server_json(answer: ServerAnswer) -> dict[str, Any]:
+def server_json(answer: ServerCapture) -> dict[str, Any]:
     """Return the same as data."""
     return {
-        "schema": SCHEMA,
+        "schema": "debubble.capture/1",
         "source": answer.kind,
         "url": answer.url,
         "traces": [str(file) for file in answer.files],

@@ -73,51 +73,10 @@ def farthest(values: Sequence[float | None], count: int = STANDING_OUT) -> set[i
     return {index for index, _ in ranked[:count]}
 
 
-# Figures stand under each other when right-aligned; words when left-aligned.
-WORDS = frozenset(
-    {
-        "capture",
-        "cause",
-        "do",
-        "limited by",
-        "option",
-        "refused",
-        "split",
-        "there",
-        "why",
-        "trace",
-        "traces",
-        "what if",
-        "waited for most",
-        "rank",
-        "device",
-        "op",
-        "name in the table",
-        "to",
-        "stage",
-        "pass",
-        "hop",
-        "number",
-        "pipeline",
-        "ranks",
-        "differs",
-        "name",
-        "tags",
-        "verdict",
-        "class",
-        "test",
-        "file",
-        "would try",
-        "sure",
-        "server",
-        "replica",
-        "part",
-        "phase",
-        "schedule",
-    }
-)
-
-
+# What is written as a figure: `± 1.20 ms`, `4.95 to 5.12 ms`, `3 of 8`, `$51.20`.
+_NUMBER = r"[^\w\s]{0,2} ?[\d.,]+( [^\d\s]\S*)?"
+_FIGURE = re.compile(f"{_NUMBER}(( to|, | of)? ?{_NUMBER})?")
+_UNSAID = frozenset({"", UNKNOWN, "unknown"})
 # Between two columns of a table, and where that is too wide.
 _APART, _CLOSE = 3, 2
 # A table is easily read while few of its rows, such a share, take more than so many lines.
@@ -144,12 +103,26 @@ class Table:
         """Put a row below the others."""
         self.rows.append(cells)
 
+    @property
+    def figures(self) -> frozenset[int]:
+        """Columns whose cells mostly are figures: these stand under each other, right-aligned.
+
+        The first names the row.
+        """
+        return frozenset(
+            index
+            for index, (_, *cells) in enumerate(zip(self.columns, *self.rows, strict=True))
+            if index
+            and 2 * sum(bool(_FIGURE.fullmatch(cell)) for cell in cells)
+            >= sum(cell not in _UNSAID for cell in cells)
+        )
+
     def without_unknown(self) -> Table:
         """Return the table without columns in which nothing is known."""
         known = [
             index
             for index in range(len(self.columns))
-            if not index or any(row[index] not in {"", UNKNOWN, "unknown"} for row in self.rows)
+            if not index or any(row[index] not in _UNSAID for row in self.rows)
         ]
         columns, *rows = (
             tuple(row[index] for index in known) for row in (self.columns, *self.rows)
@@ -203,7 +176,7 @@ def _print_tables(tables: Sequence[Table], console: Console) -> None:
     """Print tables with the same columns, under each other as one."""
     rows = [row for table in tables for row in table.rows]
     alike = Table(columns=tables[0].columns, rows=rows, spare=tables[0].spare)
-    parts = _lay_out(alike, console.width)
+    parts, figures = _lay_out(alike, console.width), alike.figures
     for table in tables:
         console.print()
         if table.title:
@@ -211,7 +184,7 @@ def _print_tables(tables: Sequence[Table], console: Console) -> None:
         for number, widths in enumerate(parts):
             if number:
                 console.print()
-            console.print(_draw(table, widths, console.width))
+            console.print(_draw(table, widths, figures, console.width))
     shown = {index for part in parts for index in part}
     missing = [name for index, name in enumerate(alike.columns) if index not in shown]
     if missing:
@@ -278,11 +251,11 @@ def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
     """
     whole: list[int] = []
     least: list[int] = []
-    for name, *column in zip(table.columns, *table.rows, strict=True):
+    for index, (name, *column) in enumerate(zip(table.columns, *table.rows, strict=True)):
         cells = list(map(printable, column))
         parts = [part for cell in cells for part in _BETWEEN_WORDS.split(cell)]
         whole.append(max(map(cell_len, [name, *cells])))
-        longest = max(map(cell_len, [*name.split(), *(parts if name in WORDS else cells)]))
+        longest = max(map(cell_len, [*name.split(), *(cells if index in table.figures else parts)]))
         # The first column stands beside each of the others.
         least.append(min(longest, width - _CLOSE - least[0] if least else (width - _CLOSE) // 2))
     if _across(whole, _APART) <= width:
@@ -294,7 +267,7 @@ def _lay_out(table: Table, width: int) -> list[dict[int, int]]:
             if _across([least[i] for i in (*sides[-1], index)], _CLOSE) > width:
                 sides.append([kept[0]])
             sides[-1].append(index)
-        fit = [_narrowed(table.columns, side, whole, least, width) for side in sides]
+        fit = [_narrowed(table.figures, side, whole, least, width) for side in sides]
         if len(fit) == 1 and _is_low(table, fit[0]):
             break
     return fit
@@ -307,7 +280,7 @@ def _across(widths: Iterable[int], between: int) -> int:
 
 
 def _narrowed(
-    columns: Sequence[str],
+    figures: frozenset[int],
     side: Sequence[int],
     whole: Sequence[int],
     least: Sequence[int],
@@ -319,7 +292,7 @@ def _narrowed(
         wide = [index for index in side if widths[index] > least[index]]
         if not wide:
             break
-        widths[max(wide, key=lambda index: (columns[index] not in WORDS, widths[index]))] -= 1
+        widths[max(wide, key=lambda index: (index in figures, widths[index]))] -= 1
     return widths
 
 
@@ -333,14 +306,16 @@ def _is_low(table: Table, widths: Mapping[int, int]) -> bool:
     return len(tall) <= _TALL_SHARE * len(table.rows)
 
 
-def _draw(table: Table, widths: Mapping[int, int], width: int) -> RichTable:
+def _draw(
+    table: Table, widths: Mapping[int, int], figures: frozenset[int], width: int
+) -> RichTable:
     between = _APART if _across(widths.values(), _APART) <= width else _CLOSE
     # The box itself puts one between columns.
     padding = (0, 1, 0, between - 2)
     drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
     for index, column_width in widths.items():
+        justify: Literal["left", "right"] = "right" if index in figures else "left"
         column = table.columns[index]
-        justify: Literal["left", "right"] = "left" if column in WORDS else "right"
         drawn.add_column(column, justify=justify, width=column_width, overflow="fold")
     for row in table.rows:
         drawn.add_row(*(_safe(row[index]) for index in widths))
@@ -385,7 +360,8 @@ def _longest_ticks(text: str) -> int:
 def _markdown_table(table: Table) -> str:
     lines = [f"{_escaped(table.title)}\n"] if table.title else []
     lines.append(_markdown_row([_escaped(column) for column in table.columns]))
-    lines.append(_markdown_row([":--" if column in WORDS else "--:" for column in table.columns]))
+    sides = ["--:" if index in table.figures else ":--" for index in range(len(table.columns))]
+    lines.append(_markdown_row(sides))
     return "\n".join(
         [*lines, *(_markdown_row([_escaped(cell) for cell in row]) for row in table.rows)]
     )

@@ -12,36 +12,30 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from debubble.serving.batches import Batches
 from debubble.timeline.model import Intervals, union_of, without
 from debubble.timeline.work import find_synchronisations, names_like
 from debubble.trace.columns import RankTrace
+from debubble.units import NS_PER_S
 
 _RECEIVES = re.compile(r"^gloo:recv$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostTime:
-    """What a host does with a batch's time, in nanoseconds a batch; the parts add up."""
+    """What a host does with a batch's time, in seconds a batch; the parts add up."""
 
     rank: int
-    launching_ns: int
+    launching_s: float
     """In the engine's label: inputs made, kernels launched."""
-    handing_over_ns: int
+    handing_over_s: float
     """In sends to the next host: until it takes them."""
-    receiving_ns: int
+    receiving_s: float
     """In receives from the host before: until it sends."""
-    kept_ns: int
+    kept_s: float
     """Kept until the device was done."""
-    rest_ns: int
+    rest_s: float
     """Sampling, broadcast, the scheduler and what is between them; other threads' turns."""
-
-    @property
-    def own_ns(self) -> int:
-        """What no other host or device is waited for."""
-        return self.launching_ns + self.rest_ns
 
 
 def measure_hosts(batches: Batches, traces: Sequence[RankTrace]) -> tuple[HostTime, ...]:
@@ -69,14 +63,16 @@ def measure_hosts(batches: Batches, traces: Sequence[RankTrace]) -> tuple[HostTi
             return round(part.inside(begin, end) / passes)  # noqa: B023 (called in its turn)
 
         parts = [a_batch(part) for part in (labels, over, received, kept)]
+        parts.append(max(round((end - begin) / passes) - sum(parts), 0))
+        launching, handing_over, receiving, waiting, rest = (part / NS_PER_S for part in parts)
         found.append(
             HostTime(
                 rank=rank.rank,
-                launching_ns=parts[0],
-                handing_over_ns=parts[1],
-                receiving_ns=parts[2],
-                kept_ns=parts[3],
-                rest_ns=max(round((end - begin) / passes) - int(np.sum(parts)), 0),
+                launching_s=launching,
+                handing_over_s=handing_over,
+                receiving_s=receiving,
+                kept_s=waiting,
+                rest_s=rest,
             )
         )
     return tuple(found)

@@ -940,7 +940,7 @@ class Shape:
     """The share of waiting time that lies in waits unlike the others of their rank."""
     where: str
     """first, last, middle, or everywhere."""
-    median_wait_ns: int
+    median_wait_s: float
     waits: int
 
 
@@ -964,7 +964,7 @@ def measure_shape(timeline: Timeline, windows: tuple[Window, ...], pipeline: int
     return Shape(
         jagged_fraction=jagged / sum(idle),
         where=where,
-        median_wait_ns=int(np.median(every)),
+        median_wait_s=int(np.median(every)) / NS_PER_S,
         waits=len(every),
     )
 

@@ -71,7 +71,6 @@ class Workload:
                 "a layer's time must be zero or more", hint="give times in milliseconds"
             )
         _check_layout(self)
-        _check_microbatches(self)
 
     @property
     def stages(self) -> int:
@@ -127,23 +126,6 @@ def _check_layout(workload: Workload) -> None:
         raise UsageError(
             f"layers names {stages} stages, which {workload.schedule} cannot lay on {ranks} ranks",
             hint=f"give one count of layers for each stage; {rule[known.layout]} stages here",
-        )
-
-
-def _check_microbatches(workload: Workload) -> None:
-    """Refuse what torch's schedules refuse, before four processes are started for it."""
-    microbatches, ranks = workload.microbatches, workload.ranks
-    least = {"1f1b": ranks, "dualpipe-v": workload.stages}.get(workload.schedule, 1)
-    if microbatches < least:
-        raise UsageError(
-            f"{workload.schedule} needs {least} microbatches or more, not {microbatches}",
-            hint=f"give {least} microbatches, or the schedule gpipe",
-        )
-    rounds = max(1, microbatches // ranks)
-    if workload.schedule in {"interleaved-1f1b", "interleaved-zb"} and microbatches % rounds:
-        raise UsageError(
-            f"{workload.schedule} cannot cut {microbatches} microbatches into {rounds} rounds",
-            hint=f"give a multiple of {ranks} microbatches",
         )
 
 

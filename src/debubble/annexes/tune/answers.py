@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 from debubble.annexes.tune.journal import LOG, Expectation, Run
 from debubble.annexes.tune.loop import Tuning
@@ -18,50 +18,25 @@ from debubble.units import NS_PER_S, counted, show_duration, show_gain
 SCHEMA = "debubble.tune/1"
 
 
-class SettingPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """What the command is told; what it cannot be told is left out."""
-
-    microbatches: int | None = None
-    split: list[int] | None = None
-    schedule: str | None = None
-    overlap: bool | None = None
-    layers: list[int] | None = None
-    in_flight: int | None = None
-    chunk: int | None = None
-    tokens_a_batch: int | None = None
-    requests_a_batch: int | None = None
-
-
 class ExpectedPart(Part, frozen=True, kw_only=True):
     """What was predicted of a run."""
 
-    paths: ClassVar = {
-        "throughput_gain_fraction": "gain",
-        "basis": "prediction.basis",
-    }
-
-    throughput_gain_fraction: float
+    throughput_gain_fraction: Annotated[float, "gain"]
     interval: IntervalPart
     batch_latency_s: float
-    basis: str | None
+    basis: Annotated[str | None, "prediction.basis"]
     """Of the batch latency; null of a server."""
 
 
 class RunPart(Part, frozen=True, kw_only=True):
     """One run of the command, and what came of it."""
 
-    paths: ClassVar = {
-        "run": "number",
-        "message": "outcome.message",
-        "seconds": "outcome.seconds",
-    }
-
-    run: int
-    setting: SettingPart
+    run: Annotated[int, "number"]
+    setting: Setting
     why: str
     outcome: str
-    message: str | None
-    seconds: float
+    message: Annotated[str | None, "outcome.message"]
+    seconds: Annotated[float, "outcome.seconds"]
     measured: SidePart | None
     throughput_gain_fraction: float | None
     expected: ExpectedPart | None
@@ -84,8 +59,8 @@ class TuneAnswer(Answer, frozen=True, kw_only=True):
     basis: str
     """Of all runs: profiled or unprofiled."""
     command: list[str]
-    now: SettingPart
-    winner: SettingPart | None
+    now: Setting
+    winner: Setting | None
     winner_command: list[str]
     throughput_gain_fraction: float | None
     expected: ExpectedPart | None
@@ -103,7 +78,7 @@ class TuneAnswer(Answer, frozen=True, kw_only=True):
 class TryPart(Part, frozen=True, kw_only=True):
     """A setting that would be tried."""
 
-    setting: SettingPart
+    setting: Setting
     command: list[str]
     expected: ExpectedPart | None
 
@@ -125,8 +100,8 @@ def answer_tune(tuned: Tuning) -> TuneAnswer:
     return TuneAnswer(
         basis=standing.basis,
         command=list(standing.task.template.words),
-        now=SettingPart.of(standing.now),
-        winner=None if winner is None else SettingPart.of(winner),
+        now=standing.now,
+        winner=winner,
         winner_command=list(tuned.command),
         throughput_gain_fraction=None if winner is None else standing.gain_of(winner),
         expected=None if winner is None else _expected_part(last_expected(tuned, winner)),
@@ -149,7 +124,7 @@ def answer_dry_run(task: Task, tries: Sequence[Candidate]) -> DryRunAnswer:
         first=list(fill(task.template.now)),
         tries=[
             TryPart(
-                setting=SettingPart.of(candidate.setting),
+                setting=candidate.setting,
                 command=list(fill(candidate.setting)),
                 expected=_expected_part(candidate.expected),
             )

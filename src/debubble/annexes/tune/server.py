@@ -13,8 +13,10 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from debubble.analysis import Analysis
 from debubble.annexes.tune.job import read_capture

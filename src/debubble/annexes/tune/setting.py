@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
 
 from debubble.errors import UsageError
 from debubble.plan.baseline import even_split
@@ -23,8 +26,7 @@ _PLACEHOLDER = re.compile(r"\{\{(\w+(?::\w+)?)\}\}|\{([A-Za-z_]\w*(?::\w+)?)\}")
 _TITAN = Names(before=("tok_embeddings",), layer="layers.", after=("norm", "output"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One value for each thing that is known of the command; None where it is not known."""
 
     microbatches: int | None = None
@@ -192,7 +194,7 @@ class Template:
 
         A schedule with other stages a rank needs another split: an even one, unless it is said.
         """
-        untold = (change.recompute, change.recompute_stages, change.by_hand)
+        untold = (change.recompute, change.by_hand)
         if any(value is not None for value in untold):
             return None
         wanted: dict[str, object] = {
@@ -204,7 +206,7 @@ class Template:
             wanted["split"] = even_split(sum(setting.split), stages)
         if not self.knobs.issuperset(wanted):
             return None
-        return replace(setting, **wanted)  # type: ignore[arg-type]
+        return replace(setting, **wanted)
 
 
 def read_template(

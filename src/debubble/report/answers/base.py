@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -15,9 +15,7 @@ from debubble.errors import (
     Code,
     DebubbleError,
     Gap,
-    MissingExtra,
     Touch,
-    UsageError,
     mask_secrets,
     place,
 )
@@ -49,10 +47,11 @@ def _plain(data: Any) -> Any:
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of an answer. Units stand in the names; what cannot be said is null."""
+    """A piece of an answer. Units stand in the names; what cannot be said is null.
 
-    paths: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
-    """Where to read what the source has under another name, such as `fit.latency_ns`."""
+    A field that its source has under another name is annotated with where it is read, such as
+    `Annotated[float, "fit.latency_ns"]`.
+    """
 
     @classmethod
     def of(cls, source: object, **given: Any) -> Self:
@@ -75,9 +74,14 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def _fields_of(part: type[Part]) -> tuple[tuple[str, Any, str | tuple[str, ...], bool], ...]:
     """Return name, type and path of each field, and whether it must be there."""
-    kinds = get_type_hints(part)
+    kinds, hints = get_type_hints(part), get_type_hints(part, include_extras=True)
     return tuple(
-        (field.name, kinds[field.name], part.paths.get(field.name, field.name), field.required)
+        (
+            field.name,
+            kinds[field.name],
+            getattr(hints[field.name], "__metadata__", (field.name,))[0],
+            field.required,
+        )
         for field in msgspec.structs.fields(part)
     )
 
@@ -167,27 +171,6 @@ class Answer(Part, frozen=True, kw_only=True):
         """Return what `--json` prints."""
         return json_text(self.to_dict())
 
-    def tables(self) -> dict[str, list[dict[str, Any]]]:
-        """Return what of the answer is a table, by name: rows of plain values."""
-        every = self.to_dict()
-        return {
-            name: [_flat(row) for row in rows]
-            for name, rows in every.items()
-            if isinstance(rows, list) and rows and isinstance(rows[0], dict)
-        }
-
-    def to_frame(self, table: str | None = None) -> Any:
-        """Return a table of the answer, by its name or the first one, as a pandas DataFrame."""
-        try:
-            import pandas as pd  # noqa: PLC0415
-        except ImportError as error:
-            raise MissingExtra("pandas is not installed", hint="pip install pandas") from error
-        tables = self.tables()
-        name = next(iter(tables)) if table is None else table
-        if name not in tables:
-            raise UsageError(f"there is no table {name!r}", hint=f"one of {', '.join(tables)}")
-        return pd.DataFrame(tables[name])
-
     def __repr__(self) -> str:
         """Show the first line of the answer; `to_json` has the rest."""
         headline = getattr(self, "verdict", None) or getattr(self, "sentence", None)
@@ -216,17 +199,6 @@ def answer_error(error: DebubbleError) -> ErrorAnswer:
     """Say why there is no answer; the code is the name of the error's class."""
     code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
     return ErrorAnswer(error=ErrorPart.of(error, code=code.removesuffix("_in")))
-
-
-def _flat(row: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return a row without rows inside: `wire_s.median` is a column."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{above}{name}.")
-        elif not (isinstance(value, list | tuple) and value and isinstance(value[0], dict)):
-            flat[f"{above}{name}"] = value
-    return flat
 
 
 def seconds(nanoseconds: float | None) -> float | None:

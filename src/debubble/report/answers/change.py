@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from debubble.analysis import Analysis
 from debubble.plan.change import Change
@@ -20,8 +20,6 @@ from debubble.units import counted, show_duration, show_gain, show_percent
 class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     """What is changed; the rest is left out."""
 
-    paths: ClassVar = {"repaired_hops": "repaired"}
-
     microbatches: int | None = None
     hold: str | None = None
     split: list[int] | None = None
@@ -29,8 +27,7 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     chunks: int | None = None
     overlap: bool | None = None
     recompute: bool | None = None
-    recompute_stages: list[int] | None = None
-    repaired_hops: list[list[int]] | None = None
+    repaired_hops: Annotated[list[list[int]] | None, "repaired"] = None
     token_scale: float | None = None
     hops: list[str] | None = None
     """Rates, as they were given: `2:3=5GB/s`."""
@@ -47,13 +44,10 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
 class IntervalPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     """The 80 % interval of a prediction: its low end and its high end."""
 
-    paths: ClassVar = {
-        "batch_latency_s": ("low_ns", "high_ns"),
-        "throughput_gain_fraction": ("throughput_low", "throughput_high"),
-    }
-
-    batch_latency_s: list[float] | None = None
-    throughput_gain_fraction: list[float] | None = None
+    batch_latency_s: Annotated[list[float] | None, ("low_ns", "high_ns")] = None
+    throughput_gain_fraction: Annotated[
+        list[float] | None, ("throughput_low", "throughput_high")
+    ] = None
 
 
 class ProfilerPart(Part, frozen=True, kw_only=True):
@@ -123,28 +117,20 @@ def say_basis(basis: str, profiler: ProfilerPart | None = None) -> str:
 class OrderPart(Part, frozen=True, kw_only=True):
     """What an order of its own buys beyond the best schedule with a name."""
 
-    paths: ClassVar = {
-        "named_latency_s": "named.window_ns",
-        "beyond_named_fraction": "beyond_named",
-        "rounds": "found.rounds",
-        "judged_rounds": "found.rounds",
-        "orders_tried": "found.tried",
-    }
-
     option: int
     """Its place among all options."""
     named: str | None
     """None where none that has a name fits the memory of all ranks."""
-    named_latency_s: float | None
-    beyond_named_fraction: float | None
+    named_latency_s: Annotated[float | None, "named.window_ns"]
+    beyond_named_fraction: Annotated[float | None, "beyond_named"]
     """Of the latency of the best with a name."""
     lower_bound_s: float
     """No order of these stages can be under it, with messages that take no time."""
     above_bound_fraction: float
-    rounds: int
-    judged_rounds: int
+    rounds: Annotated[int, "found.rounds"]
+    judged_rounds: Annotated[int, "found.rounds"]
     """The same: in all rounds orders are judged by the simulator that prices all options."""
-    orders_tried: int
+    orders_tried: Annotated[int, "found.tried"]
     order: str
     """The passes of each rank, as CSV."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -65,8 +65,6 @@ class SideNumbers(Part, frozen=True, kw_only=True):
 class SidePart(Part, frozen=True, kw_only=True):
     """One side: its numbers, their count, the setting."""
 
-    paths: ClassVar = {"devices": "environment.devices"}
-
     basis: str
     """Of its batch latency, step time and throughput: profiled or unprofiled."""
     numbers: SideNumbers
@@ -78,26 +76,19 @@ class SidePart(Part, frozen=True, kw_only=True):
     schedule: str | None
     split: list[int] | None
     context_lengths_up_to: list[int] | None
-    devices: list[str]
+    devices: Annotated[list[str], "environment.devices"]
     versions: dict[str, str]
 
 
 class CompareAnswer(Answer, frozen=True, kw_only=True):
     """The run after a change against the one before."""
 
-    paths: ClassVar = {
-        "delta": "deltas",
-        "threshold_fraction": "threshold",
-        "samples_needed": "needed",
-        "detectable_fraction": "detectable",
-    }
-
     schema: str = SCHEMA
     basis: str
     """Of all times but those that are called otherwise: profiled, unprofiled, or mixed."""
     before: SidePart
     after: SidePart
-    delta: dict[str, Delta]
+    delta: Annotated[dict[str, Delta], "deltas"]
     causes: list[CauseChange]
     """Where the time went before and after; empty where a side has no account."""
     memory: tuple[MemoryChange, ...]
@@ -106,31 +97,15 @@ class CompareAnswer(Answer, frozen=True, kw_only=True):
     verdict: str
     confidence: str
     decided_by: str
-    threshold_fraction: float
-    samples_needed: int | None
-    detectable_fraction: float | None
+    threshold_fraction: Annotated[float, "threshold"]
+    samples_needed: Annotated[int | None, "needed"]
+    detectable_fraction: Annotated[float | None, "detectable"]
     throughput_unit: str
     predicted: PredictionCheck | None
     reasons: list[str]
     notes: list[str]
     sentence: str
     warnings: list[AnswerWarning]
-
-    def tables(self) -> dict[str, list[dict[str, object]]]:
-        """Return the tables of the answer: what each number did comes first."""
-        rows: list[dict[str, object]] = [
-            {
-                "number": name,
-                "before": delta.before.median if delta.before else None,
-                "after": delta.after.median if delta.after else None,
-                "change": delta.change,
-                "low": delta.ci[0] if delta.ci else None,
-                "high": delta.ci[1] if delta.ci else None,
-                "p": delta.p,
-            }
-            for name, delta in self.delta.items()
-        ]
-        return {"delta": rows} | super().tables()
 
 
 def answer_compare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -37,17 +37,16 @@ from debubble.report.answers.links import HopPart, hop_parts
 from debubble.report.answers.microbatches import MoreMicrobatchesPart, answer_more_microbatches
 from debubble.report.answers.replicas import ReplicasPart, say_replicas
 from debubble.report.answers.serving import (
-    HostPart,
     ProfilerPart,
     SchedulerPart,
-    answer_hosts,
     answer_profiler,
     answer_scheduler,
     answer_stream_causes,
 )
+from debubble.serving.hosts import HostTime
 from debubble.serving.phases import PhaseFigures
 from debubble.simulate.expected import Theory, theory_of_stream
-from debubble.timeline.figures import Deviation, PipelineFigures, RankShares
+from debubble.timeline.figures import Deviation, PipelineFigures, RankShares, Shape
 from debubble.timeline.job import JobFacts
 from debubble.timeline.model import PassKind, RankTimeline
 from debubble.timeline.replicas import DRAGS
@@ -58,9 +57,7 @@ from debubble.units import NS_PER_S, counted, show_members, show_percent
 class FrameworkPart(Part, frozen=True, kw_only=True):
     """Whose framework ran it, and how it divides the job."""
 
-    paths: ClassVar = {"name": "framework"}
-
-    name: str | None
+    name: Annotated[str | None, "framework"]
     tensor: int | None
     context: int | None
     expert: int | None
@@ -74,9 +71,7 @@ class FrameworkPart(Part, frozen=True, kw_only=True):
 class StatedPart(Part, frozen=True, kw_only=True):
     """The schedule as the user states it, and whether the run has it."""
 
-    paths: ClassVar = {"schedule": "name"}
-
-    schedule: str
+    schedule: Annotated[str, "name"]
     chunks: int | None
     agrees: bool | None
     deviation: Deviation | None
@@ -84,8 +79,6 @@ class StatedPart(Part, frozen=True, kw_only=True):
 
 class RunPart(Part, frozen=True, kw_only=True):
     """What ran: all pipelines by their ranks, and the shape of the one to look into."""
-
-    paths: ClassVar = {"steps": "windows.step", "steps_left_out": "left_out"}
 
     capture: str
     captures: list[str]
@@ -98,31 +91,26 @@ class RunPart(Part, frozen=True, kw_only=True):
     schedule: str | None
     framework: FrameworkPart
     stated: StatedPart | None
-    steps: list[int]
+    steps: Annotated[list[int], "windows.step"]
     devices: list[str]
     clock_uncertainty_s: float | None
     missing_ranks: list[int]
     partial: bool
     one_run: bool
     steps_inferred: bool
-    steps_left_out: list[SkippedStep]
+    steps_left_out: Annotated[list[SkippedStep], "left_out"]
 
 
 class JobPart(Part, frozen=True, kw_only=True):
     """What the job said of itself."""
-
-    paths: ClassVar = {
-        "unprofiled_step_time_s": "unprofiled_step_s",
-        "profiled_step_time_s": "profiled_step_s",
-    }
 
     schedule: str | None
     microbatches: int | None
     split: list[int] | None
     tokens: int | None
     context_lengths: list[int] | None
-    unprofiled_step_time_s: float | None
-    profiled_step_time_s: float | None
+    unprofiled_step_time_s: Annotated[float | None, "unprofiled_step_s"]
+    profiled_step_time_s: Annotated[float | None, "profiled_step_s"]
     steps_timed: int
     overhead_fraction: float | None
 
@@ -130,32 +118,23 @@ class JobPart(Part, frozen=True, kw_only=True):
 class UtilisationPart(Part, frozen=True, kw_only=True):
     """The same of all ranks."""
 
-    paths: ClassVar = {"ranks": "shares"}
-
     apparent_fraction: float | None
     useful_fraction: float | None
-    ranks: list[RankShares]
+    ranks: Annotated[list[RankShares], "shares"]
 
 
 class StreamPart(Part, frozen=True, kw_only=True):
     """What only a stream has."""
 
-    paths: ClassVar = {
-        "batches_in_flight": "in_flight",
-        "batches_in_flight_sure": "sure",
-        "mean_batches_in_flight": "batches_in_flight",
-        "most_batches_in_flight": "most_in_flight",
-    }
-
     window_s: float
-    batches_in_flight: float
-    batches_in_flight_sure: bool
+    batches_in_flight: Annotated[float, "in_flight"]
+    batches_in_flight_sure: Annotated[bool, "sure"]
     """False where captures do not show which batch of one rank is which of the next: it may then be
     some batches off."""
     first_sets_pace: bool
     """The first stage does, so that the driver may allow more batches in flight than these."""
-    mean_batches_in_flight: float
-    most_batches_in_flight: int
+    mean_batches_in_flight: Annotated[float, "batches_in_flight"]
+    most_batches_in_flight: Annotated[int, "most_in_flight"]
     batch_latency_p95_s: float | None
     batches: int
     bubble_fraction_of_equal_stages: float | None
@@ -166,26 +145,15 @@ class StreamPart(Part, frozen=True, kw_only=True):
     """Phases come from names in the traces; else from sizes and launches."""
     profiler: ProfilerPart | None
     scheduler: SchedulerPart | None
-    hosts: list[HostPart]
-
-
-class ShapePart(Part, frozen=True, kw_only=True):
-    """How waits between passes lie."""
-
-    jagged_fraction: float
-    where: str
-    median_wait_s: float
-    waits: int
+    hosts: list[HostTime]
 
 
 class PassPart(Part, frozen=True, kw_only=True):
     """What one kind of pass takes."""
 
-    paths: ClassVar = {"n": "count"}
-
     median_s: float
     mad_s: float
-    n: int
+    n: Annotated[int, "count"]
 
 
 class LayerKindPart(Part, frozen=True, kw_only=True):
@@ -228,11 +196,9 @@ class MemoryPart(Part, frozen=True, kw_only=True):
 class PipelinePart(Part, frozen=True, kw_only=True):
     """One pipeline of the job, in a line."""
 
-    paths: ClassVar = {"ranks": "ranks.rank", "missing_ranks": "absent"}
-
     pipeline: int
-    ranks: list[int]
-    missing_ranks: list[int]
+    ranks: Annotated[list[int], "ranks.rank"]
+    missing_ranks: Annotated[list[int], "absent"]
     bubble_fraction: float | None
     batch_latency_s: float | None
     peak_memory_bytes: int | None
@@ -255,7 +221,7 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     side_work: dict[str, float]
     """Work beside the passes, as a share of the batch, mean of all ranks."""
     stream: StreamPart | None
-    shape: ShapePart | None
+    shape: Shape | None
     ledger: AccountPart | None
     savings: list[SavingPart] | None
     more_microbatches: MoreMicrobatchesPart | None
@@ -275,17 +241,6 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     """Why what is null cannot be said."""
     verdict: str
     warnings: list[AnswerWarning]
-
-    def tables(self) -> dict[str, list[dict[str, object]]]:
-        """Return the tables of the answer: numbers and the ledger by rank are tables, too."""
-        tables = super().tables()
-        numbers = msgspec.to_builtins(self.numbers)
-        numbers["peak_memory_bytes"] = max(filter(None, numbers["peak_memory_bytes"]), default=None)
-        ledger = [
-            {"rank": rank.rank, **rank.shares}
-            for rank in (self.ledger.ranks if self.ledger else ())
-        ]
-        return {"numbers": [numbers], "ledger": ledger} | tables
 
 
 def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
@@ -307,7 +262,7 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
         side_work=pipeline.side_fractions,
         stream=_stream_part(analysis),
-        shape=None if pipeline.shape is None else ShapePart.of(pipeline.shape),
+        shape=pipeline.shape,
         ledger=answer_account(account) if account else None,
         savings=answer_savings(account, step_ns, rates) if account else None,
         more_microbatches=answer_more_microbatches(analysis.doubled_microbatches)
@@ -369,7 +324,7 @@ def _stream_part(analysis: Analysis) -> StreamPart | None:
         phases_labelled=account.batches.labelled if account else None,
         profiler=answer_profiler(analysis),
         scheduler=answer_scheduler(analysis),
-        hosts=answer_hosts(analysis),
+        hosts=analysis.hosts,
     )
 
 

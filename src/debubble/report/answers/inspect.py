@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -21,10 +21,8 @@ SCHEMA = "debubble.inspect/1"
 class CapturePart(Part, frozen=True, kw_only=True):
     """One capture that lies there."""
 
-    paths: ClassVar = {"files": "files.file"}
-
     name: str
-    files: list[str]
+    files: Annotated[list[str], "files.file"]
 
 
 class LackPart(Part, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -98,12 +98,10 @@ class WaitExample(Part, frozen=True, kw_only=True):
 class WaitedFor(Part, frozen=True, kw_only=True):
     """Whom ranks waited for under a cause, and where to look."""
 
-    paths: ClassVar = {"pass_": "kind"}
-
     cause: str
     rank: int
     stage: int | None
-    pass_: str | None = msgspec.field(name="pass")
+    pass_: Annotated[str | None, "kind"] = msgspec.field(name="pass")
     hop: list[int] | None
     wait_s: float
     examples: list[WaitExample]
@@ -155,13 +153,11 @@ class ReplayPart(Part, frozen=True, kw_only=True):
 class NamedCause(Part, frozen=True, kw_only=True):
     """A cause that matters, as data and as a sentence."""
 
-    paths: ClassVar = {"saved_s": "buys_ns"}
-
     cause: str
     rank: int | None
     stage: int | None
     hop: list[int] | None
-    saved_s: float
+    saved_s: Annotated[float, "buys_ns"]
     culprit_saved_s: float | None
     sentence: str
 

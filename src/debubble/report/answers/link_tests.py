@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -29,32 +29,19 @@ class LogPart(Part, frozen=True, kw_only=True):
 class TestedHopPart(Part, frozen=True, kw_only=True):
     """One direction between two ranks, as a test measured it."""
 
-    paths: ClassVar = {
-        "bytes": "size_bytes",
-        "one_message_s": "time_s",
-        "one_message_bytes_per_s": "bytes_per_s",
-        "alpha_s": "fit.latency_ns",
-        "beta_bytes_per_s": "fit.bytes_per_s",
-        "fit_error_fraction": "fit.worst_error",
-        "verdict": "judgement.verdict",
-        "against": "judgement.against",
-        "times": "judgement.times",
-        "why": "judgement.why",
-    }
-
     from_rank: int
     to_rank: int
-    bytes: int
-    one_message_s: float
-    one_message_bytes_per_s: float
+    bytes: Annotated[int, "size_bytes"]
+    one_message_s: Annotated[float, "time_s"]
+    one_message_bytes_per_s: Annotated[float, "bytes_per_s"]
     bytes_per_s: float
-    alpha_s: float | None
-    beta_bytes_per_s: float | None
-    fit_error_fraction: float | None
-    verdict: str
-    against: str | None
-    times: float | None
-    why: str
+    alpha_s: Annotated[float | None, "fit.latency_ns"]
+    beta_bytes_per_s: Annotated[float | None, "fit.bytes_per_s"]
+    fit_error_fraction: Annotated[float | None, "fit.worst_error"]
+    verdict: Annotated[str, "judgement.verdict"]
+    against: Annotated[str | None, "judgement.against"]
+    times: Annotated[float | None, "judgement.times"]
+    why: Annotated[str, "judgement.why"]
     cost_per_batch_s: float | None = None
     """Null: a test is of no batch."""
 
@@ -68,32 +55,20 @@ class LoggedHop(TestedHopPart, frozen=True, kw_only=True):
 class RungPart(Part, frozen=True, kw_only=True):
     """Messages of one size over one hop."""
 
-    paths: ClassVar = {
-        "from_rank": "source",
-        "to_rank": "destination",
-        "bytes": "size_bytes",
-        "one_way_s": "one_way.median_s",
-        "one_way_p95_s": "one_way.p95_s",
-        "both_ways_s": "both_ways.median_s",
-        "n": "one_way.n",
-    }
-
-    from_rank: int
-    to_rank: int
-    bytes: int
-    one_way_s: float
-    one_way_p95_s: float
-    both_ways_s: float | None
-    n: int
+    from_rank: Annotated[int, "source"]
+    to_rank: Annotated[int, "destination"]
+    bytes: Annotated[int, "size_bytes"]
+    one_way_s: Annotated[float, "one_way.median_s"]
+    one_way_p95_s: Annotated[float, "one_way.p95_s"]
+    both_ways_s: Annotated[float | None, "both_ways.median_s"]
+    n: Annotated[int, "one_way.n"]
 
 
 class MeasuredHop(TestedHopPart, frozen=True, kw_only=True):
     """The same, of a test that ran here."""
 
-    paths: ClassVar = TestedHopPart.paths | {"ladder": "rungs"}
-
     both_ways_bytes_per_s: float | None
-    ladder: list[RungPart]
+    ladder: Annotated[list[RungPart], "rungs"]
     ill: str | None
 
 

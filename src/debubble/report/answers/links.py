@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
 from debubble.analysis import Analysis
 from debubble.errors import Code
-from debubble.ledger.hop_health import HopHealth, LinkHealth, RankWires, judge_ranks
+from debubble.ledger.hop_health import Alike, HopHealth, LinkHealth, RankWires, judge_ranks
 from debubble.ledger.ledger import MATTERS
 from debubble.ledger.verdict import LITTLE
 from debubble.links.hop_times import Verdict
@@ -24,36 +24,30 @@ from debubble.units import counted, show_bytes, show_duration, show_percent, sho
 class SpreadPart(Part, frozen=True, kw_only=True):
     """The median and the slow end of some times."""
 
-    paths: ClassVar = {"median": "median_ns", "p95": "p95_ns", "n": "count"}
-
-    median: float | None
-    p95: float | None
-    n: int
+    median: Annotated[float | None, "median_ns"]
+    p95: Annotated[float | None, "p95_ns"]
+    n: Annotated[int, "count"]
 
 
 class WaitPart(Part, frozen=True, kw_only=True):
     """How long receivers waited."""
 
-    paths: ClassVar = {"median": "wait_ns", "p95": "wait_p95_ns"}
-
-    median: float
-    p95: float
+    median: Annotated[float, "wait_ns"]
+    p95: Annotated[float, "wait_p95_ns"]
 
 
 class HopPart(Part, frozen=True, kw_only=True):
     """One direction between two ranks: the same in `find`, `links` and `plan`."""
 
-    paths: ClassVar = {"from_rank": "source", "to_rank": "destination", "wait_s": ".", "n": "count"}
-
-    from_rank: int
-    to_rank: int
+    from_rank: Annotated[int, "source"]
+    to_rank: Annotated[int, "destination"]
     from_stage: int | None
     to_stage: int | None
     stages: list[list[int]]
     bytes: int | None
     wire_s: SpreadPart
-    wait_s: WaitPart
-    n: int
+    wait_s: Annotated[WaitPart, "."]
+    n: Annotated[int, "count"]
     buffered_fraction: float
     bytes_per_s: float | None
     expected_bytes_per_s: float | None
@@ -66,44 +60,18 @@ class HopPart(Part, frozen=True, kw_only=True):
 class LinkPart(HopPart, frozen=True, kw_only=True):
     """The same, with all that is known of its wire."""
 
-    paths: ClassVar = {
-        "one_message_s": "times.alone_ns",
-        "one_message_bytes_per_s": "times.bytes_per_s",
-        "waited_n": "times.waited",
-        "one_way_s": "times.one_way",
-        "both_ways_s": "times.both_ways",
-        "alpha_s": "times.fit.latency_ns",
-        "beta_bytes_per_s": "times.fit.bytes_per_s",
-        "fit_error_fraction": "times.fit.worst_error",
-        "class_": "wire.name",
-        "class_stated": "wire_stated",
-        "against": "judgement.against",
-        "why": "judgement.why",
-    }
-
-    one_message_s: float | None
-    one_message_bytes_per_s: float | None
-    waited_n: int
-    one_way_s: SpreadPart | None
-    both_ways_s: SpreadPart | None
-    alpha_s: float | None
-    beta_bytes_per_s: float | None
-    fit_error_fraction: float | None
-    class_: str | None = msgspec.field(name="class")
-    class_stated: bool
-    against: str | None
-    why: str
-
-
-class AlikePart(Part, frozen=True, kw_only=True):
-    """What hops do that differ from each other by nothing."""
-
-    paths: ClassVar = {"share_of": "of_wires"}
-
-    hops: int
-    bytes_per_s: float | None
-    share_of: dict[str, float]
-    """Of the wires that such devices may have."""
+    one_message_s: Annotated[float | None, "times.alone_ns"]
+    one_message_bytes_per_s: Annotated[float | None, "times.bytes_per_s"]
+    waited_n: Annotated[int, "times.waited"]
+    one_way_s: Annotated[SpreadPart | None, "times.one_way"]
+    both_ways_s: Annotated[SpreadPart | None, "times.both_ways"]
+    alpha_s: Annotated[float | None, "times.fit.latency_ns"]
+    beta_bytes_per_s: Annotated[float | None, "times.fit.bytes_per_s"]
+    fit_error_fraction: Annotated[float | None, "times.fit.worst_error"]
+    class_: Annotated[str | None, "wire.name"] = msgspec.field(name="class")
+    class_stated: Annotated[bool, "wire_stated"]
+    against: Annotated[str | None, "judgement.against"]
+    why: Annotated[str, "judgement.why"]
 
 
 class LinksAnswer(Answer, frozen=True, kw_only=True):
@@ -118,7 +86,7 @@ class LinksAnswer(Answer, frozen=True, kw_only=True):
     slow_cost_per_batch_s: float | None
     hops: list[LinkPart]
     ranks: list[RankWires]
-    alike: AlikePart | None
+    alike: Alike | None
     """What all hops do, where none is slow and nothing else says what they should do."""
     logs: list[str] = msgspec.field(default_factory=list)
     commands: list[str]
@@ -151,7 +119,7 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
             for health in links.hops
         ],
         ranks=judge_ranks(links),
-        alike=AlikePart.of(links.alike) if links.alike else None,
+        alike=links.alike,
         commands=list(links.commands),
         findings=[
             *(f"H{_say_hop(health, links)[1:]}" for health in _after_the_verdict(links)),
@@ -207,7 +175,7 @@ def say_links(links: LinkHealth) -> str:
         )
     shares = ", ".join(
         f"{'more than all' if share > 1 else f'about {show_percent(max(share, 0.01))}'} of {wire}"
-        for wire, share in links.alike.of_wires.items()
+        for wire, share in links.alike.share_of.items()
     )
     rate = show_rate(links.alike.bytes_per_s)
     if not shares:

@@ -6,7 +6,7 @@ to mind. So `find` shows the two rows that `plan` has of it, from the same simul
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated
 
 from debubble.plan.change import Hold
 from debubble.plan.plan import PricedLever
@@ -17,21 +17,13 @@ from debubble.report.answers.change import IntervalPart, describe_refused
 class MicrobatchesPart(Part, frozen=True, kw_only=True):
     """Another number of microbatches, as `plan` predicts it."""
 
-    paths: ClassVar = {
-        "microbatches": "change.microbatches",
-        "hold": "change.hold",
-        "batch_latency_s": "window_ns",
-        "interval": ".",
-        "throughput_gain_fraction": "throughput_gain",
-    }
-
-    microbatches: int
-    hold: Hold
+    microbatches: Annotated[int, "change.microbatches"]
+    hold: Annotated[Hold, "change.hold"]
     """What stays: the global batch, which is cut finer, or the microbatch: the batch grows."""
-    batch_latency_s: float
-    interval: IntervalPart
+    batch_latency_s: Annotated[float, "window_ns"]
+    interval: Annotated[IntervalPart, "."]
     bubble_fraction: float
-    throughput_gain_fraction: float
+    throughput_gain_fraction: Annotated[float, "throughput_gain"]
     changes_training: bool
 
 

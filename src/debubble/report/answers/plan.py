@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -50,18 +50,14 @@ from debubble.units import (
 )
 
 SCHEMA = "debubble.plan/1"
-# Of what the simulation misses, a part worth naming.
-_PART = 0.2
 
 
 class PlanNumbers(Part, frozen=True, kw_only=True):
     """What a batch takes, of the run as it is or after a change."""
 
-    paths: ClassVar = {"batch_latency_s": "window_ns", "peak_memory_bytes": "headroom.peak_bytes"}
-
     bubble_fraction: float
-    batch_latency_s: float
-    peak_memory_bytes: list[int | None] | None
+    batch_latency_s: Annotated[float, "window_ns"]
+    peak_memory_bytes: Annotated[list[int | None] | None, "headroom.peak_bytes"]
     microbatches_per_s: float
     """Counted in microbatches of the measured size."""
 
@@ -69,23 +65,16 @@ class PlanNumbers(Part, frozen=True, kw_only=True):
 class BaselinePart(Part, frozen=True, kw_only=True):
     """The run as it is."""
 
-    paths: ClassVar = {
-        "split": "source.split",
-        "microbatches": "source.microbatches",
-        "limit_bytes": "limits",
-        "per_microbatch_bytes": "ranks.memory.per_microbatch_bytes",
-    }
-
     schedule: str
-    split: list[int] | None
+    split: Annotated[list[int] | None, "source.split"]
     numbers: PlanNumbers
     framework: str | None
-    microbatches: int
-    limit_bytes: list[int | None]
+    microbatches: Annotated[int, "source.microbatches"]
+    limit_bytes: Annotated[list[int | None], "limits"]
     predicted_peak_bytes: list[int] | None
     """What the model of memory gives for the run as it is; null where there is none."""
     headroom_bytes: list[int | None] | None
-    per_microbatch_bytes: list[int | None]
+    per_microbatch_bytes: Annotated[list[int | None], "ranks.memory.per_microbatch_bytes"]
     """Memory of a microbatch in flight, by rank."""
     embedding_layers: float | None
     """Work of the embedding, in layers; null where it is unknown."""
@@ -97,34 +86,24 @@ class BaselinePart(Part, frozen=True, kw_only=True):
 class LinkRepair(Part, frozen=True, kw_only=True):
     """What is known of a slow hop."""
 
-    paths: ClassVar = {"replay_saved_s": "replayed_ns"}
-
     times_expected: float
-    replay_saved_s: float | None
+    replay_saved_s: Annotated[float | None, "replayed_ns"]
 
 
 class OptionPart(Part, frozen=True, kw_only=True):
     """One thing to do."""
 
-    paths: ClassVar = {
-        "numbers": ".",
-        "interval": ".",
-        "headroom_bytes": "headroom.bytes",
-        "latency_gain_fraction": "latency_gain",
-        "throughput_gain_fraction": "throughput_gain",
-    }
-
     lever: str
     change: ChangePart
     words: str
-    numbers: PlanNumbers
-    interval: IntervalPart
+    numbers: Annotated[PlanNumbers, "."]
+    interval: Annotated[IntervalPart, "."]
     fits_memory: bool | None
-    headroom_bytes: list[int | None] | None
+    headroom_bytes: Annotated[list[int | None] | None, "headroom.bytes"]
     by_replay: bool
     """Predicted by replaying the measured steps; else simulated."""
-    latency_gain_fraction: float
-    throughput_gain_fraction: float
+    latency_gain_fraction: Annotated[float, "latency_gain"]
+    throughput_gain_fraction: Annotated[float, "throughput_gain"]
     worth: Worth | None
     """What it saves per day, for the same work; null where no GPU is known."""
     changes_training: bool
@@ -453,27 +432,14 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
 
 
 def _say_misses(plan: Plan) -> list[str]:
-    """Say why no change is simulated, where the simulation goes wrong, and what would help."""
+    """Say why no change is simulated, and what would help."""
     no_fit = plan.baseline.no_fit
     if no_fit is None:
         return []
     listed = "only options priced by replaying the measured steps are listed"
     # Where nothing is to be done, the error is the first line already.
     sentences = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
-    large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
-    parts = [f"{miss.of or 'dependencies'} ({show_change_of(miss.over_ns)})" for miss in large]
-    if parts:
-        sentences.append(f"Largest errors: {', '.join(parts)}.")
     return [*sentences, f"To fix: {no_fit.hint}."] if no_fit.hint else sentences
-
-
-def _missed_ns(plan: Plan) -> float:
-    return sum(miss.over_ns for miss in plan.misses)
-
-
-def show_change_of(ns: int) -> str:
-    """Write by how much longer or shorter something is taken to be."""
-    return f"{'+' if ns >= 0 else '-'}{show_duration(abs(ns))}"
 
 
 def _holds(repair: Repair, other: Repair) -> bool:

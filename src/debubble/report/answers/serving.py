@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated
 
 import numpy as np
 
@@ -13,36 +13,17 @@ from debubble.ledger.savings import Saving
 from debubble.report.answers.base import Part
 from debubble.report.answers.ledger import NamedCause
 from debubble.serving.account import StreamAccount
-from debubble.serving.hosts import measure_hosts
 from debubble.serving.model import WITHOUT_PROFILER
-from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_times
-
-
-class HostPart(Part, frozen=True, kw_only=True):
-    """Time of a rank's host, per batch; the parts add up to the time between batches."""
-
-    rank: int
-    launching_s: float
-    """Inside the engine's label: preparing inputs, launching kernels."""
-    handing_over_s: float
-    """Sending shapes: until the next host has taken them."""
-    receiving_s: float
-    """Receiving shapes: until the previous host has sent them."""
-    kept_s: float
-    """Synchronising: until the device is done."""
-    rest_s: float
-    """Sampling, broadcast, the scheduler, and what is between."""
+from debubble.units import NS_PER_S, counted, show_duration, show_percent, show_seconds, show_times
 
 
 class SchedulerPart(Part, frozen=True, kw_only=True):
     """The turns of an engine's scheduler, as its labels tell them."""
 
-    paths: ClassVar = {"empty_fraction": "empty_turns"}
-
     engine: str
     turns_out: int
     """At once, empty ones too."""
-    empty_fraction: float
+    empty_fraction: Annotated[float, "empty_turns"]
     on_device: int
     """Batches that the devices have at once; the others wait in the first host."""
     requests: list[int]
@@ -69,13 +50,6 @@ class ProfilerPart(Part, frozen=True, kw_only=True):
 
 
 UNPRICED = "not predicted: "
-
-
-def answer_hosts(analysis: Analysis) -> list[HostPart]:
-    """Return what hosts do with the time of a batch; nothing where no label tells their turns."""
-    if analysis.stream is None:
-        return []
-    return [HostPart.of(host) for host in measure_hosts(analysis.stream.batches, analysis.traces)]
 
 
 def answer_scheduler(analysis: Analysis) -> SchedulerPart | None:
@@ -205,8 +179,7 @@ def _say(analysis: Analysis, account: StreamAccount, saving: Saving, stage: int 
         who = f"{about.blames} ({batches.in_flight})"
     elif cause is Cause.UNEVEN:
         sizes = ", ".join(
-            f"{part.phase} {show_duration(round(max(part.pass_s) * NS_PER_S))} a stage"
-            for part in analysis.phases
+            f"{part.phase} {show_seconds(max(part.pass_s))} a stage" for part in analysis.phases
         )
         who = f"{about.blames} ({sizes})"
     elif cause is Cause.SLOW_LINK:
@@ -230,7 +203,7 @@ def _of_longest(analysis: Analysis, stage: int | None) -> str:
     overhead = f", {layers} layers" if layers is not None else ""
     return (
         f", mostly until stage {stage} has sampled (it computes "
-        f"{show_duration(round(takes * NS_PER_S))} a {part.phase} batch, "
+        f"{show_seconds(takes)} a {part.phase} batch, "
         f"{show_times(float(takes / np.mean(part.device_s)))} the average stage{overhead})"
     )
 
@@ -240,18 +213,17 @@ def _say_host(analysis: Analysis, account: StreamAccount, rank: int | None, buys
     share = account.shares()[Cause.HOST]
     decode = next((part for part in analysis.phases if part.phase == "decode"), None)
     bound = ""
-    hosts = {host.rank: host for host in measure_hosts(account.batches, analysis.traces)}
-    slowest = hosts.get(rank) if rank is not None else None
+    slowest = next((host for host in analysis.hosts if host.rank == rank), None)
     if slowest is not None:
         bound = (
-            f" (its host needs {show_duration(slowest.launching_ns)} a batch to prepare inputs "
+            f" (its host needs {show_seconds(slowest.launching_s)} a batch to prepare inputs "
             "and launch)"
         )
     elif decode is not None:
         longest = int(np.argmax(decode.pass_s))
         bound = (
-            f" (decode computes {show_duration(round(decode.device_s[longest] * NS_PER_S))} of "
-            f"{show_duration(round(decode.pass_s[longest] * NS_PER_S))} a pass)"
+            f" (decode computes {show_seconds(decode.device_s[longest])} of "
+            f"{show_seconds(decode.pass_s[longest])} a pass)"
         )
     notes = analysis.server_notes
     slowdown = notes.slowdown if notes else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import expm1
-from typing import ClassVar
+from typing import Annotated
 
 from debubble.analysis import Analysis
 from debubble.plan.ask import WhatIfAnswer
@@ -78,12 +78,10 @@ class SimulatedNumbers(Part, frozen=True, kw_only=True):
 class MeasuredPart(Part, frozen=True, kw_only=True):
     """The run as it was, which it is held against."""
 
-    paths: ClassVar = {"peak_memory_bytes": "ranks.peak_memory_bytes"}
-
     bubble_fraction: float | None
     batch_latency_s: float
     step_time_s: float | None
-    peak_memory_bytes: list[int | None]
+    peak_memory_bytes: Annotated[list[int | None], "ranks.peak_memory_bytes"]
     microbatches_per_s: float
     tokens_per_s: float | None
     theory: Theory

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from debubble.ledger.causes import Cause
 from debubble.report.markup import rect, safe, svg, text
 from debubble.report.palette import KINDS, Look
-from debubble.report.text import WORDS, Table
+from debubble.report.text import Table
 from debubble.units import show_share
 
 # As wide as a page; narrower windows shrink it.
-_WIDTH, _ROW, _BAR = 1240, 46, 18
-# Beyond these a list of causes beside a bar says too much.
-_NAMED_BESIDE = 3
+_WIDTH, _ROW, _BAR = 1240, 28, 18
 
 
 def say_cause(cause: str) -> str:
@@ -26,7 +24,7 @@ def say_cause(cause: str) -> str:
 
 
 def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
-    """Draw where time went: one bar a row, work first, the largest waits named below it."""
+    """Draw where time went: one bar a row, work first."""
     left = 70
     room = _WIDTH - left
     parts = []
@@ -39,22 +37,7 @@ def ledger_bars(rows: Sequence[tuple[str, dict[Cause, float]]]) -> str:
                 words = f"{name}, {say_cause(cause)}: {show_share(share)}"
                 parts.append(f"<g><title>{safe(words)}</title>{hatched(cause, x, y, width)}</g>")
                 x += width
-        parts.append(text(left, y + _BAR + 14, _largest(shares), "muted"))
     return svg(_WIDTH, len(rows) * _ROW + 6, "".join(parts), "Where the time went")
-
-
-def _largest(shares: dict[Cause, float]) -> str:
-    """Name the share of compute and of the largest waits."""
-    waits = sorted(
-        ((share, cause) for cause, share in shares.items() if cause is not Cause.COMPUTE),
-        reverse=True,
-    )
-    named = [
-        f"{say_cause(cause)} {show_share(share)}"
-        for share, cause in waits[:_NAMED_BESIDE]
-        if share >= 0.005
-    ]
-    return " · ".join([f"compute {show_share(shares[Cause.COMPUTE])}", *named])
 
 
 NO_BREAK_HYPHEN = "\u2011"
@@ -64,7 +47,8 @@ def table_markup(table: Table) -> str:
     """Write a table of the terminal's page."""
     caption = f"<caption>{safe(table.title)}</caption>" if table.title else ""
     # A figure stays on one line with its unit, and under the others of its column.
-    styles = ["" if column in WORDS else ' class="n"' for column in table.columns]
+    figures = table.figures
+    styles = [' class="n"' if index in figures else "" for index in range(len(table.columns))]
     head = "".join(
         f"<th{style}>{safe(column).replace('-', NO_BREAK_HYPHEN)}</th>"
         for column, style in zip(table.columns, styles, strict=True)

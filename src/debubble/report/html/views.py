@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,22 +91,11 @@ def views_of(shown: PipelineView, most_bytes: int = MOST_BYTES) -> tuple[list[Vi
     waits = accounted.waits if accounted else ()
     for step in steps:
         view = _view(shown, step, [wait for wait in waits if wait.step == step])
-        used += sum(map(len, _texts(view)))
+        used += len(msgspec.json.encode(view))
         if views and used > most_bytes:
             break
         views.append(view)
     return views, len(steps) - len(views)
-
-
-def _texts(view: object) -> Iterable[str]:
-    if isinstance(view, str):
-        yield view
-    elif isinstance(view, Mapping):
-        for part in view.values():
-            yield from _texts(part)
-    elif isinstance(view, Sequence):
-        for part in view:
-            yield from _texts(part)
 
 
 def _steps(shown: PipelineView) -> list[int | None]:
