@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -34,22 +33,17 @@ OLD_DEEPSPEED = """[2024-03-31] [INFO] [Rank 0] rank=0 time (ms) | optimizer_ste
 
 
 @pytest.mark.parametrize(
-    ("text", "whose"),
-    [
-        (MEGATRON, "Megatron's timers"),
-        (OLD_MEGATRON, "Megatron's timers"),
-        (DEEPSPEED, "wall_clock_breakdown"),
-        (OLD_DEEPSPEED, "wall_clock_breakdown"),
-    ],
+    "text",
+    [MEGATRON, OLD_MEGATRON, DEEPSPEED, OLD_DEEPSPEED],
     ids=["Megatron", "older Megatron", "DeepSpeed", "older DeepSpeed"],
 )
-def test_a_log_without_ranks_is_named_with_what_it_lacks(text, whose, tmp_path):
+def test_a_log_without_ranks_is_named_with_what_it_lacks(text, tmp_path):
     path = tmp_path / "train.log"
     path.write_text(text)
-    with pytest.raises(RunNotFound, match=f"{whose}.*not of each rank") as caught:
+    with pytest.raises(RunNotFound, match="is a log of timers") as caught:
         read_run(find_run([str(path)]))
-    assert "for costs of each stage" in caught.value.hint
-    with pytest.raises(TraceError, match="not of each rank"):
+    assert "for costs of each stage log every rank" in caught.value.hint
+    with pytest.raises(TraceError, match="no rank prints"):
         read_stage_times(str(path), ranks=4, microbatches=8)
 
 
@@ -162,19 +156,3 @@ def test_a_log_with_one_of_the_two_is_some_other_log(tmp_path):
     path = tmp_path / "train.log"
     path.write_text("forward-compute: 3.0\n")
     assert "a log of" not in str(recognise(str(path)).why_not)
-
-
-def test_a_table_without_starts_names_the_command_that_it_is_enough_for(tmp_path):
-    lines = ["step,stage,microbatch,op,duration_ms"]
-    for stage, times in enumerate((1.0, 1.5)):
-        for microbatch in range(4):
-            lines += [
-                f"0,{stage},{microbatch},F,{5 * times}",
-                f"0,{stage},{microbatch},B,{9 * times}",
-            ]
-    (tmp_path / "costs.csv").write_text("\n".join(lines))
-    refused = type_command("debubble find costs.csv", tmp_path)
-    assert refused.code == 2
-    command = re.search(r"`(debubble simulate .*?)`", refused.text)[1]
-    assert command.endswith("--forward 5ms,7.5ms --backward 9ms,13.5ms")
-    assert type_command(command, tmp_path).code == 0

@@ -12,7 +12,7 @@ from debubble.ledger.hop_health import LinkHealth
 from debubble.ledger.ledger import Ledger
 from debubble.plan.advice import WORTH, Advice, advise, first_of
 from debubble.plan.baseline import Baseline, even_split
-from debubble.plan.by_replay import Miss, find_misses, replayed_options
+from debubble.plan.by_replay import replayed_options
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.lever import (
     ALL,
@@ -74,8 +74,6 @@ class Plan:
     """What that framework cannot be told, and so was not weighed."""
     batch_may_grow: bool = False
     """A larger batch competes like anything else: it was asked for, or nothing is trained."""
-    misses: tuple[Miss, ...] = ()
-    """Where the simulation of the run as it is misses it, where it misses it by too much."""
     ordered: OrderChoice | None = None
     """An order of its own, where one was looked for and is quicker than those with a name."""
 
@@ -176,7 +174,6 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
             refused=(),
             partition=None,
             overlap=None,
-            misses=find_misses(baseline, ledger),
         )
     start = Start(
         baseline=baseline,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from debubble.report.answers.change import say_basis
 from debubble.report.answers.simulate import MeasuredPart, SimulateAnswer
 from debubble.report.text import Page, Table
@@ -42,27 +40,13 @@ def simulate_page(answer: SimulateAnswer, next_command: str = "") -> Page:
     page.notes.append(f"{asked.schedule}; messages {asked.communication}; {bubbles}")
     if not asked.changes_nothing:
         page.notes.append("in brackets: 80 % interval")
-        page.notes += _say_correction(answer)
+        by, missed = show_gain(answer.correction_fraction or 0.0), answer.misfit_fraction or 0.0
+        if by != show_gain(0.0):
+            page.notes.append(f"corrected by {by}, of a simulator error of {show_gain(missed)}")
     if asked.microbatch_scale != 1.0:
         page.notes.append("microbatches/s: of the measured size")
     page.notes += [f"assumed: {sentence}" for sentence in answer.assumptions]
     return page
-
-
-def _say_correction(answer: SimulateAnswer) -> Iterator[str]:
-    """Say what the answer was multiplied by, and of what that is a part."""
-    by, missed = show_gain(answer.correction_fraction or 0.0), answer.misfit_fraction
-    if by == show_gain(0.0):
-        return
-    if missed is None:
-        yield f"corrected by {by}, the simulator error on the two runs"
-    elif by == show_gain(missed):
-        yield f"corrected by {by}, the simulator error on this run"
-    else:
-        yield (
-            f"corrected by {by}, the certain part of the simulator error on this run "
-            f"({show_gain(missed)})"
-        )
 
 
 def _hand_table(answer: SimulateAnswer) -> Table:

@@ -11,7 +11,6 @@ import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from debubble.report.chrome import assign_tracks
 from debubble.report.frame import Frame, decimals_of, round_distance
 from debubble.report.markup import rect, safe, text
 from debubble.report.palette import DARK, KINDS, LABEL_INK, LIGHT, cause_rules, hatch_patterns
-from debubble.timeline.model import I64, PassKind, RankTimeline
+from debubble.timeline.model import PassKind
 from debubble.units import NS_PER_MS, show_duration, show_percent
 
 _WIDTH, _LEFT, _RIGHT, _PADDING = 1000, 66, 84, 14
@@ -37,9 +36,7 @@ _TICK = 80
 _TOLD_APART = 1.5
 # Air after each pass, so that neighbours are told apart.
 _BETWEEN = 0.5
-# DualPipeV runs two passes side by side; of more than a few, not all stages are written below.
-_MOST_TOGETHER = 4
-_SHOWN = ("start_ns", "end_ns", "kind", "step", "microbatch")
+_SHOWN = ("start_ns", "end_ns", "kind", "step", "microbatch", "stage")
 _XMLNS = "http://www.w3.org/2000/svg"
 _SETTING = (
     'role="img" aria-labelledby="answer"'
@@ -168,80 +165,48 @@ def _path(boxes: Iterable[Box]) -> str:
 
 
 def _passes(frame: Frame, tops: dict[int, int]) -> Iterator[str]:
-    """Draw passes, of each kind one path, then their numbers."""
-    boxes: defaultdict[tuple[PassKind, bool], list[Box]] = defaultdict(list)
+    """Draw passes, of each kind one path, then their numbers.
+
+    Where a rank runs passes side by side, its lane is cut into as many.
+    """
+    boxes: defaultdict[tuple[int, bool], list[Box]] = defaultdict(list)
     labels: defaultdict[tuple[str, float], list[str]] = defaultdict(list)
-    for rank in frame.ranks:
-        for drawn in _of_rank(frame, rank, tops[rank.rank]):
-            boxes[drawn.kind, drawn.other].append(drawn.box)
-            for style, size, number in drawn.numbers:
-                labels[style, size].append(number)
-    for (kind, other), found in boxes.items():
-        pale = ' opacity=".4"' if other else ""
-        wide = [box for box in found if box[2] - box[0] > _TOLD_APART]
-        narrow = _join(box for box in found if box[2] - box[0] <= _TOLD_APART)
-        cut = [(left, top, right - _BETWEEN, bottom) for left, top, right, bottom in wide]
-        yield f'<path d="{_path([*cut, *narrow])}" fill="{KINDS[kind].fill}"{pale}/>'
-    for (style, size), texts in labels.items():
-        yield f'<g class="{style}" font-size="{size:g}">{"".join(texts)}</g>'
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
-    """A pass in the picture, with its numbers: style, size and text of each."""
-
-    kind: PassKind
-    other: bool
-    box: Box
-    numbers: list[tuple[str, float, str]]
-
-
-def _of_rank(frame: Frame, rank: RankTimeline, top: int) -> Iterator[_Drawn]:
-    """Return a rank's passes with their numbers; those that run side by side share the lane."""
-    passes = frame.passes.where(frame.passes.rank == rank.rank)
-    blur = frame.length_ns // (2 * _ACROSS)
-    until = np.maximum(passes.end_ns - blur, passes.start_ns)
-    tracks = assign_tracks(passes.start_ns, until)
     # As many for all, so that passes as long as each other are written alike.
     digits = len(str(frame.passes.microbatch.max(initial=0)))
-    columns = [getattr(passes, name).tolist() for name in _SHOWN]
-    for together in _side_by_side(passes.start_ns, until):
-        height = _LANE / (1 + max(tracks[row] for row in together))
-        stages = " ".join(str(passes.stage[row]) for row in together[:_MOST_TOGETHER])
-        for row in together:
-            start, end, kind, step, microbatch = (column[row] for column in columns)
+    blur = frame.length_ns // (2 * _ACROSS)
+    for rank in frame.ranks:
+        passes = frame.passes.where(frame.passes.rank == rank.rank)
+        until = np.maximum(passes.end_ns - blur, passes.start_ns)
+        tracks = assign_tracks(passes.start_ns, until)
+        height = _LANE / (1 + max(tracks, default=0))
+        columns = [getattr(passes, name).tolist() for name in _SHOWN]
+        for track, row in zip(tracks, zip(*columns, strict=True), strict=True):
+            start, end, kind, step, microbatch, stage = row
             left, right = _x(frame, start), _x(frame, end)
-            y = top + tracks[row] * height
-            fitting = (s for s in _PRINT if digits * _DIGIT * s + 0.4 <= right - left - _BETWEEN)
-            size = next(fitting, None)
-            numbers = []
-            if size and microbatch >= 0:
-                middle = (left + right - _BETWEEN) / 2
-                number = text(middle, y + height / 2 + 0.36 * size, microbatch)
-                numbers.append(("n", size, number))
-                if len(rank.stages) > 1 and tracks[row] == 0:
-                    below = text(middle, top + _LANE + 9, stages)
-                    numbers.append(("s muted", min(size, 9.0), below))
-            yield _Drawn(
-                kind=PassKind(kind),
-                other=step != frame.step,
-                box=(left, y, right, y + height),
-                numbers=numbers,
-            )
-
-
-def _side_by_side(start: I64, end: I64) -> Iterator[list[int]]:
-    """Return the rows of passes that overlap, together; most are alone."""
-    together: list[int] = []
-    until = 0
-    for row in np.lexsort((end, start)).tolist():
-        if together and start[row] >= until:
-            yield together
-            together = []
-        until = max(until, int(end[row])) if together else int(end[row])
-        together.append(row)
-    if together:
-        yield together
+            top = tops[rank.rank] + track * height
+            boxes[kind, step != frame.step].append((left, top, right, top + height))
+            room = right - left - _BETWEEN
+            size = next((size for size in _PRINT if digits * _DIGIT * size + 0.4 <= room), None)
+            if size is None or microbatch < 0:
+                continue
+            middle = left + room / 2
+            label = text(middle, top + height / 2 + 0.36 * size, microbatch)
+            labels["n", size].append(label)
+            if len(rank.stages) > 1 and track == 0:
+                below = text(middle, tops[rank.rank] + _LANE + 9, stage)
+                labels["s muted", min(size, 9.0)].append(below)
+    for (kind, other), drawn in boxes.items():
+        pale = ' opacity=".4"' if other else ""
+        narrow = _join(box for box in drawn if box[2] - box[0] <= _TOLD_APART)
+        cut = [
+            (left, top, right - _BETWEEN, bottom)
+            for left, top, right, bottom in drawn
+            if right - left > _TOLD_APART
+        ]
+        fill = KINDS[PassKind(kind)].fill
+        yield f'<path d="{_path([*cut, *narrow])}" fill="{fill}"{pale}/>'
+    for (style, size), texts in labels.items():
+        yield f'<g class="{style}" font-size="{size:g}">{"".join(texts)}</g>'
 
 
 def _names(frame: Frame, tops: dict[int, int]) -> Iterator[str]:

@@ -119,11 +119,6 @@ class _Gathering:
     ranks: set[int] = field(default_factory=set)
     """Whose files they are, as far as that is known."""
 
-    def takes(self, part: _Gathering, world: int) -> bool:
-        """Tell whether two parts of a world can be of one capture."""
-        fits = len(self.ranks) + len(part.ranks) <= world
-        return fits and self.ranks.isdisjoint(part.ranks)
-
     def join(self, part: _Gathering) -> None:
         """Take the files of another part; `run/alpha/` and `run/beta/` become `run`."""
         self.ranks |= part.ranks
@@ -137,12 +132,12 @@ def group_captures(files: Sequence[TraceFile], *, named: bool = False) -> tuple[
     """Sort files into captures, oldest first. Files named one by one belong together."""
     ranks = [file.rank for file in files if file.rank is not None]
     if named and len(set(ranks)) == len(ranks):
-        return (_finish(_Gathering(name=_family(files[0].named), files=list(files))),)
+        return (_finish(_Gathering(name=_family(files[0]), files=list(files))),)
     families: defaultdict[str, list[TraceFile]] = defaultdict(list)
     for file in files:
-        families[_family(file.named)].append(file)
+        families[_family(file)].append(file)
     gatherings = [part for name, family in families.items() for part in _split(name, family)]
-    merged = _merge_nodes(_join_singles(gatherings))
+    merged = _merge(gatherings)
     shared = _shared_parts([gathering.name for gathering in merged])
     captures = [_finish(gathering, shared) for gathering in merged]
     return tuple(sorted(captures, key=_written if _only_names_tell(captures) else _age))
@@ -176,13 +171,20 @@ def choose_capture(captures: Sequence[Capture], wanted: str | None) -> tuple[Cap
     return chosen, gaps
 
 
-def _family(file: str) -> str:
-    """Return the path without rank, stamp and extension: the same for all files of a capture."""
-    folder, _, name = file.replace("\\", "/").rpartition("/")
+def _family(file: TraceFile) -> str:
+    """Return the path without rank, stamp and extension: the same for all files of a capture.
+
+    A file that names its rank and world inside need not say `rank`: `gpu3.json`, `worker3/t.json`.
+    """
+    folder, _, name = file.named.replace("\\", "/").rpartition("/")
     stem = "" if _TENSORBOARD.match(name) else strip_extensions(name)
-    kept = [_RANK_TOKENS.sub("", _STAMP.sub("", part)) for part in (folder, stem)]
-    tidy = (re.sub(r"[-_.]{2,}", "-", part).strip("-_.") for part in "/".join(kept).split("/"))
-    return "/".join(tidy)
+    path = _STAMP.sub("", f"{folder}/{stem}")
+    kept = _RANK_TOKENS.sub("", path)
+    if kept == path and (file.world_size or 0) > 1:
+        parts = _DIGITS.split(path)
+        own = [at for at, part in enumerate(parts) if part.isdigit() and int(part) == file.rank]
+        kept = "".join(part for at, part in enumerate(parts) if at != max(own, default=-1))
+    return "/".join(re.sub(r"[-_.]{2,}", "-", part).strip("-_.") for part in kept.split("/"))
 
 
 def _split(name: str, family: list[TraceFile]) -> Iterable[_Gathering]:
@@ -209,61 +211,27 @@ def _stamp(file: str) -> float:
     return seconds + (float(f"0.{fraction}") if fraction else 0.0)
 
 
-def _join_singles(gatherings: list[_Gathering]) -> list[_Gathering]:
-    """Join files that stand alone by their names, and name their rank and world inside.
+def _merge(gatherings: list[_Gathering]) -> list[_Gathering]:
+    """Join parts of one world that is in none whole: folders of nodes, names that say nothing.
 
-    First those whose paths differ in the number of their rank, `gpu3.json` or `worker3/t.json`;
-    then those of one folder, whatever they are called. The n-th file of each rank is of the n-th
-    capture.
+    The n-th part with a rank is of the n-th capture.
     """
-    for same in (_without_own_rank, lambda file: file.named.rpartition("/")[0]):
-        joined: dict[tuple[str, int, int], _Gathering] = {}
-        seen: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-        rest = []
-        for part in sorted(gatherings, key=lambda part: _natural(part.files[0].named)):
-            file = part.files[0]
-            if len(part.files) > 1 or file.rank is None or (file.world_size or 0) < 2:
-                rest.append(part)
-                continue
-            place = same(file), file.world_size or 0
-            number = seen[*place, file.rank]
-            seen[*place, file.rank] += 1
-            whole = joined.setdefault((*place, number), part)
-            if whole is not part:
-                whole.join(part)
-                whole.name = re.sub(r"[-_.]{2,}", "-", place[0]).rstrip("-_.")
-        gatherings = [*rest, *joined.values()]
-    return gatherings
-
-
-def _without_own_rank(file: TraceFile) -> str:
-    """Return the path without the last number in it that is the rank its file names."""
-    parts = _DIGITS.split(_family(file.named))
-    own = [at for at, part in enumerate(parts) if part.isdigit() and int(part) == file.rank]
-    return "".join(part for at, part in enumerate(parts) if at != max(own, default=-1))
-
-
-def _merge_nodes(gatherings: list[_Gathering]) -> list[_Gathering]:
-    """Join folders of different nodes: parts of one world, none whole, no rank in both."""
     merged: list[_Gathering] = []
-    worlds: defaultdict[int, list[_Gathering]] = defaultdict(list)
-    # Who did not take these ranks once never will: so many folders take no longer than they must.
-    tried: defaultdict[tuple[int, frozenset[int]], int] = defaultdict(int)
-    for part in gatherings:
-        sizes = {file.world_size for file in part.files}
-        world = sizes.pop() if len(sizes) == 1 else None
-        if world is None or len(part.files) < 2 or len(part.ranks) < len(part.files):
-            merged.append(part)  # not several files with a rank each and one world
-            continue
-        key = world, frozenset(part.ranks)
-        wholes = worlds[world]
-        while tried[key] < len(wholes) and not wholes[tried[key]].takes(part, world):
-            tried[key] += 1
-        if tried[key] < len(wholes):
-            wholes[tried[key]].join(part)
-        else:
-            wholes.append(part)
+    wholes: dict[tuple[int, int], _Gathering] = {}
+    seen: dict[tuple[int, int], int] = {}
+    for part in sorted(gatherings, key=lambda part: _natural(part.files[0].named)):
+        sizes = {file.world_size or 0 for file in part.files}
+        world = max(sizes)
+        if len(sizes) > 1 or world < 2 or not len(part.files) == len(part.ranks) < world:
             merged.append(part)
+            continue
+        number = max(seen.get((world, rank), 0) for rank in part.ranks)
+        seen |= dict.fromkeys(((world, rank) for rank in part.ranks), number + 1)
+        whole = wholes.setdefault((world, number), part)
+        if whole is part:
+            merged.append(part)
+        else:
+            whole.join(part)
     return merged
 
 

@@ -21,7 +21,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TypeVar
 
 from debubble.errors import TraceError
@@ -49,9 +49,9 @@ def hand_out(
 ) -> Generator[tuple[int, _Result | TraceError]]:
     """Yield the number of each file with what came of it.
 
-    Where a process of ours dies, what was not done is read one by one, each in a process of its
-    own: so the file that kills is told from those that were beside it. Of somebody else's executor,
-    what is lost is lost.
+    What was lost with a worker is read again in the end, one file after the other, and each in a
+    process of its own where the processes are ours: so the file that kills is told from those that
+    were beside it.
     """
     at_most = _AHEAD * (int(getattr(executor, "_max_workers", 0)) or os.cpu_count() or 1)
     waiting, lost = deque(range(len(files))), list[int]()
@@ -80,10 +80,10 @@ def hand_out(
                 file=files[number].file,
                 rank=files[number].rank,
             )
-            if isinstance(executor, Pool):
-                with Pool(1) as alone, suppress(BrokenExecutor):
-                    future = alone.submit(task, files[number], limits)
-                    outcome = outcome_of(files[number], future.result)
+            own = Pool(1) if isinstance(executor, Pool) else nullcontext(executor)
+            with own as alone, suppress(BrokenExecutor, CancelledError, WorkerLost):
+                future = alone.submit(task, files[number], limits)
+                outcome = outcome_of(files[number], future.result)
             yield number, outcome
     finally:
         for future in flying:

@@ -50,8 +50,6 @@ from debubble.units import (
 )
 
 SCHEMA = "debubble.plan/1"
-# Of what the simulation misses, a part worth naming.
-_PART = 0.2
 
 
 class PlanNumbers(Part, frozen=True, kw_only=True):
@@ -434,27 +432,14 @@ def _findings(plan: Plan, first: Option | None, *, uncured: bool) -> list[str]:
 
 
 def _say_misses(plan: Plan) -> list[str]:
-    """Say why no change is simulated, where the simulation goes wrong, and what would help."""
+    """Say why no change is simulated, and what would help."""
     no_fit = plan.baseline.no_fit
     if no_fit is None:
         return []
     listed = "only options priced by replaying the measured steps are listed"
     # Where nothing is to be done, the error is the first line already.
     sentences = [f"{_begin(str(no_fit))}: {listed}." if plan.first else f"{_begin(listed)}."]
-    large = [miss for miss in plan.misses if abs(miss.over_ns) >= _PART * abs(_missed_ns(plan))]
-    parts = [f"{miss.of or 'dependencies'} ({show_change_of(miss.over_ns)})" for miss in large]
-    if parts:
-        sentences.append(f"Largest errors: {', '.join(parts)}.")
     return [*sentences, f"To fix: {no_fit.hint}."] if no_fit.hint else sentences
-
-
-def _missed_ns(plan: Plan) -> float:
-    return sum(miss.over_ns for miss in plan.misses)
-
-
-def show_change_of(ns: int) -> str:
-    """Write by how much longer or shorter something is taken to be."""
-    return f"{'+' if ns >= 0 else '-'}{show_duration(abs(ns))}"
 
 
 def _holds(repair: Repair, other: Repair) -> bool:

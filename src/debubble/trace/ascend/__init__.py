@@ -11,18 +11,15 @@ A bare list of events, the host's first; whose an event is says the name of its 
 Each is written as Kineto would, and that is read. What of it is not there: who a message goes to,
 which call of the host launched a kernel, memory. So shares of time are told, and no pipeline.
 
-Written from what its makers and their readers document; not seen on a device of ours. The pictures
-of XLA's profiler (`*.xplane.pb`), which TPUs write, are told by their first bytes, and refused.
+Written from what its makers and their readers document; not seen on a device of ours.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +28,16 @@ import numpy as np
 
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.columns import LAST_NS, KernelKind, merge
-from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_events, rank_from_name
+from debubble.trace.format import Format, Reading, TraceFile, decode_events, rank_from_name
 from debubble.trace.kineto import read_kineto
-from debubble.trace.source import DEFAULT_LIMITS, HELD_BYTES, Limits, inflate, is_url
+from debubble.trace.source import HELD_BYTES, Limits, inflate, is_url
 from debubble.units import NS_PER_US, counted
 
 NAME = "Ascend trace"
-_MOST_PACKED = 40.0
 _HARDWARE = frozenset({"ascend hardware"})
 _TALK = frozenset({"communication", "hccl"})
 # Times as text are torch_npu's alone; the name of the device may lie megabytes further on.
 _MARKS = re.compile(rb'"Ascend Hardware"|"Physic Stream Id"|"ts"\s*:\s*"\d{10,}(?:\.\d+)?"')
-_XPLANE = re.compile(rb"\A\x0a[\x01-\xff][\x00-\xff]{0,6}\x12[\x01-\x7f]/(?:host|device):")
 # Tasks that wait, record or mark; what a device computes has other types, AI_CORE and its like.
 _NO_WORK = re.compile(
     r"EVENT|NOTIFY|WAIT|RECORD|PLACE_?HOLDER|^MODEL|^LABEL|^STREAM|PROFILER|MAINTENANCE|GRAPH|VALUE",
@@ -78,14 +73,6 @@ class _Args(msgspec.Struct):
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell it by the name of its device, or by times as text in a bare list."""
-    if _XPLANE.match(prefix):
-        why = TraceError(
-            "is a profile of XLA (XPlane), as TPUs and JAX write it: it does not tell what a pass "
-            "is, nor whose",
-            hint="give a table of passes, with a start and a duration each (`debubble` reads CSV)",
-            file=file,
-        )
-        return TraceFile(file=file, format=OTHER, why_not=why)
     start = prefix.lstrip()[:1]
     if start not in {b"[", b"{"} or b'"ph"' not in prefix:
         return None
@@ -108,10 +95,14 @@ def _rank_of(file: str) -> int | None:
 
 def read(known: TraceFile, limits: Limits) -> Reading:
     """Write the events as Kineto would, and read that."""
-    # Held as objects it takes several times its text: what packs too well is no trace.
-    ratio = min(limits.ratio, _MOST_PACKED) if limits == DEFAULT_LIMITS else limits.ratio
-    data = inflate(known.file, replace(limits, ratio=ratio), HELD_BYTES)
-    events, gaps = _decode(data, known)
+    data = inflate(known.file, limits, HELD_BYTES)
+    events = decode_events(
+        data,
+        _Event,
+        known.file,
+        problem="was told by its marks of Ascend, and cannot be read",
+        hint="copy it again, or let torch_npu's analysis end: its parts come one by one",
+    )
     size = len(data)
     del data
     devices = _processes(events, _HARDWARE)
@@ -125,7 +116,7 @@ def read(known: TraceFile, limits: Limits) -> Reading:
         "traceEvents": rows,
     }
     trace = read_kineto(known.file, limits, msgspec.json.encode(header))
-    gaps += trace.gaps
+    gaps = trace.gaps
     messages = int((trace.kernels.kind == KernelKind.PEER).sum())
     if messages:
         gap = Gap(
@@ -138,28 +129,6 @@ def read(known: TraceFile, limits: Limits) -> Reading:
         gaps = (*gaps, gap)
     whose = replace(trace, format=NAME, rank=known.rank, gaps=gaps)
     return Reading(traces=(replace(whose, events=len(events), inflated_bytes=size),))
-
-
-def _decode(data: bytes, known: TraceFile) -> tuple[Sequence[_Event], tuple[Gap, ...]]:
-    """Read the list; one that was never closed, as an analysis broken off leaves it, is cut."""
-    decode = partial(
-        decode_events,
-        kind=_Event,
-        file=known.file,
-        problem="was told by its marks of Ascend, and cannot be read",
-        hint="copy it again, or run torch_npu's analysis again",
-    )
-    with suppress(TraceError):
-        return decode(data), ()
-    gap = Gap(
-        code=Code.TRUNCATED,
-        message="the list of events has no end; those before it are kept",
-        hint="let torch_npu's analysis end, or run it again: its parts come one by one",
-        file=known.file,
-        rank=known.rank,
-    )
-    end = b"]" if data.lstrip()[:1] == b"[" else b"]}"
-    return decode(data[: data.rfind(b"}") + 1] + end), (gap,)
 
 
 def _processes(events: Sequence[_Event], names: frozenset[str]) -> set[int | str]:

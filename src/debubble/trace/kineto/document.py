@@ -239,11 +239,11 @@ def scan_opening(data: bytes) -> Opening:
     """Read the fields before the events from the first bytes of a document."""
     text = data.decode("latin-1")
     fields: dict[str, Any] = {}
-    position = step_over(text, len(_BOM) if text.startswith(_BOM) else 0)
+    position = step_over(data, len(_BOM) if text.startswith(_BOM) else 0)
     if position == len(text):
         return Opening(fields=fields)
     if text[position] == "[":
-        first = step_over(text, position + 1)
+        first = step_over(data, position + 1)
         holds_events = text[first : first + 1] in {"{", "]"}
         events_at = position + 1 if holds_events else -1
         return Opening(fields=fields, events_at=events_at, bare=True, ended=first < len(text))
@@ -261,14 +261,14 @@ def _scan_members(
 ) -> tuple[int, bool]:
     """Fill `fields` from `position` on; return where they end, and whether at a list of events."""
     while True:
-        position = step_over(text, position)
+        position = step_over(data, position)
         if text[position] == "}":
             return position + 1, False
         key, position = scan_json(text, position)
-        position = step_over(text, position)
+        position = step_over(data, position)
         if text[position] != ":" or not isinstance(key, str):
             raise ValueError("not an object")
-        position = step_over(text, position + 1)
+        position = step_over(data, position + 1)
         if key == EVENTS_FIELD and text[position] == "[":
             return position + 1, True
         start = position
@@ -288,7 +288,7 @@ def scan_trailing_fields(data: bytes, *, bare: bool = False) -> tuple[dict[str, 
             position, events_again = _scan_members(data, text, 0, fields)
     except (ValueError, IndexError, RecursionError):
         return fields, False
-    return fields, not events_again and step_over(text, position) == len(text)
+    return fields, not events_again and step_over(data, position) == len(text)
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:

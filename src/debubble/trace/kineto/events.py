@@ -21,9 +21,6 @@ NO_ARGS = Raw(b"{}")
 # Columns are 64-bit; a larger number is a damaged event, not a reason to fail.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
-# Python refuses to convert more than 4,300 digits; no number of a trace has more than 20.
-_LONGEST_NUMBER = 400
-
 # A pair of surrogates is one character; one alone is none, and cannot be printed.
 _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -184,13 +181,7 @@ def salvage(kind: type[_ArgsType], value: object) -> tuple[_ArgsType, list[str]]
     return kind(**known), wrong
 
 
-def _whole(digits: str) -> int | float:
-    if len(digits) <= _LONGEST_NUMBER:
-        return int(digits)
-    return -math.inf if digits.startswith("-") else math.inf
-
-
-scan_json = json.JSONDecoder(parse_int=_whole).raw_decode
+scan_json = json.JSONDecoder().raw_decode
 
 
 def mend_text(data: bytes) -> str:

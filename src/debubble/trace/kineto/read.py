@@ -42,7 +42,6 @@ from debubble.trace.kineto.document import NAME, Document, not_a_trace, parse_he
 from debubble.trace.kineto.operators import Communication, fold_operators
 from debubble.trace.kineto.reduce import (
     FOREIGN_DEVICE,
-    FOREIGN_NEEDS,
     FOREIGN_PROCESS,
     Reducer,
     Rows,
@@ -346,7 +345,7 @@ def _find_unread(
         yield (
             Code.FOREIGN_DEVICE,
             f"device events that are not read: {listed}",
-            _needed(" ".join((*foreign, *processes))),
+            "CUDA, ROCm, XPU and Ascend are read; of any device, a table of passes",
         )
     elif not any(map(len, (*read, reducer.annotations, reducer.memory))):
         events = counted(sum(reducer.counts.values()), "event")
@@ -368,13 +367,6 @@ def _find_unread(
             "there is a device but none of its kernels was traced; CPU operators are used",
             "record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
-
-
-def _needed(named: str) -> str:
-    """Say what would be needed of a device that is not read."""
-    whose = next((whose for pattern, whose in FOREIGN_NEEDS if pattern.search(named)), "")
-    read = "CUDA, ROCm, XPU and Ascend are read; of any device, a table of passes is"
-    return f"{whose}; {read}" if whose else read
 
 
 def _find_damage(

@@ -43,13 +43,6 @@ FOREIGN_DEVICE = re.compile(r"^(?:mtia_|hpu_|npu|async_npu|privateuse1_|glow_|tp
 # The same told by the process that rows are written under, as Ascend's and JAX's profilers do.
 FOREIGN_PROCESS = re.compile(r"^(?:Ascend Hardware|CANN|/device:TPU|/device:GPU)", re.IGNORECASE)
 
-# What is missing of each: documents that say which of its rows are work, and which wait.
-FOREIGN_NEEDS = (
-    (re.compile("mtia_"), "which rows of MTIA are work, and which wait, is documented nowhere"),
-    (re.compile("/device:", re.IGNORECASE), "XLA's profile tells no pass, rank or microbatch"),
-    (re.compile("npu|Ascend|CANN", re.IGNORECASE), "give torch_npu's own `trace_view.json`"),
-)
-
 _COMMUNICATION_OPERATORS = ("c10d::", "record_param_comms")
 _COMMUNICATION_ANNOTATIONS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "hccl:")
 # Nested operators are dropped when so many rows have gathered: memory stays flat, sorts rare.

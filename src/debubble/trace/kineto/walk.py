@@ -12,17 +12,16 @@ An event is stepped over only when it is positively known; any other layout, and
 to the general decoder.
 
 `walk_events` is used only where the fast, typed decoder says no: the end of the event list, odd
-values, broken text. Its work grows with the text and never faster, however the text is broken.
+values, broken text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -32,7 +31,6 @@ from numpy.typing import NDArray
 from debubble.trace.kineto.events import (
     Event,
     decode_event,
-    load_json,
     mend_text,
     salvage,
     scan_json,
@@ -63,19 +61,14 @@ BORDER = re.compile(rb"\}\s*(,)\s*\{")
 # Nothing of use is in a file that has more; stepping over so many takes a second.
 MOST_MALFORMED = 100_000
 
-_SKIPPED = re.compile(r"[\s,]*")
+_SKIPPED = re.compile(rb"[\s,]*")
 
-# A token cut in two (`tru`, `1.5e`) is reported where it starts, a few characters before the end.
-_CUT_TOKEN = 8
-
-# An event is some 300 characters long. The decoder is given a window, because a failure costs it
-# as much time as it was given text; where an event is longer, the window grows.
-_WINDOW = 4096
-_GROWTH = 8
-
-# Events nest a few levels deep, Python's decoder gives up at about a thousand.
-_DEEP = 500
-_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([\[{])|[\]}]', re.DOTALL)
+# Where an event may end, and where the next may begin. Most events close two braces, and are some
+# 300 bytes long: looking no further, work grows with the text and never faster.
+_END = re.compile(rb"\}(?=\s*(?:[,\]]|\Z))")
+_NEXT = re.compile(rb",\s*(?=\{)")
+_MOST_ENDS = 16
+_LONG_EVENT_BYTES = 65_536
 
 
 class Kind(IntEnum):
@@ -209,7 +202,7 @@ class Damage:
     def note(self, sample: bytes) -> None:
         """Take note of a malformed event."""
         self.malformed += 1
-        self.first_malformed = self.first_malformed or sample[:80].decode("utf-8", "replace")
+        self.first_malformed = self.first_malformed or sample.decode("utf-8", "replace")
 
 
 @dataclass(slots=True)
@@ -222,110 +215,63 @@ class Walk:
     """The list's closing bracket was reached."""
 
 
-class _Broken(Exception):
-    """Where a value stops making sense, or that the text ends inside it."""
-
-    def __init__(self, at: int, *, unfinished: bool = False) -> None:
-        super().__init__()
-        self.at = at
-        self.unfinished = unfinished
-
-
 def walk_events(data: bytes, damage: Damage, *, final: bool) -> Walk:
-    """Read events one by one; with `final`, an unfinished last event is not waited for."""
-    # One character a byte: positions in the text are positions in the data.
-    text = data.decode("latin-1")
-    walk = Walk(consumed=step_over(text, 0))
-    while walk.consumed < len(text) and damage.malformed <= MOST_MALFORMED:
-        position = walk.consumed
-        if text[position] == "]":
+    """Read events one by one, as far as they are whole; with `final`, no more text comes.
+
+    An event goes to the first end with which it makes sense. Where none does, it is malformed, and
+    the next one begins behind a comma and with a brace.
+    """
+    walk = Walk()
+    while damage.malformed <= MOST_MALFORMED:
+        walk.consumed = begin = step_over(data, walk.consumed)
+        if data[begin : begin + 1] == b"]":
             walk.closed = True
             walk.consumed += 1
-            return walk
-        try:
-            value, end = _read_value(text, position)
-        except _Broken as broken:
-            border = None if broken.unfinished else _next_border(data, position, broken.at)
-            if broken.unfinished or (border is None and not final):
-                return walk
-            damage.note(data[position : position + 80])
-            walk.consumed = len(text) if border is None else step_over(text, border.end(1))
-            continue
-        try:
-            event = (
-                _to_event(data[position:end], value, damage) if isinstance(value, dict) else None
-            )
-        except RecursionError:  # as deep as Python's decoder goes, but no deeper
-            event = None
-        if event is None:
-            damage.note(data[position:end])
+            break
+        following = _NEXT.search(data, begin + 1)
+        far = following is None or following.start() > begin + _LONG_EVENT_BYTES
+        last = len(data) if far else min(len(data), begin + _LONG_EVENT_BYTES)
+        ends = [m.end() for m in islice(_END.finditer(data, begin, last), _MOST_ENDS)]
+        for end in ends:
+            event = _to_event(data[begin:end], damage)
+            if event is not None:
+                walk.events.append(event)
+                walk.consumed = end
+                break
         else:
-            walk.events.append(event)
-        walk.consumed = step_over(text, end)
+            more_to_come = len(ends) < _MOST_ENDS and last == len(data) and not final
+            if more_to_come or (following is None and not ends):
+                break
+            damage.note(data[begin : begin + 80])
+            walk.consumed = ends[-1] if following is None else following.end()
     return walk
 
 
-def _read_value(text: str, position: int) -> tuple[Any, int]:
-    """Decode the value at a position; raise `_Broken` with the place where it fails."""
-    size = _WINDOW
-    while True:
-        window = text[position : position + size]
-        last = position + size >= len(text)
-        try:
-            value, end = scan_json(window)
-        except json.JSONDecodeError as error:
-            cut_off = error.pos >= len(window) - _CUT_TOKEN
-            unfinished = cut_off or error.msg.startswith("Unterminated string")
-            if last or not unfinished:
-                raise _Broken(position + error.pos, unfinished=unfinished) from None
-        except RecursionError:
-            raise _Broken(_where_deep(text, position)) from None
-        else:
-            if last or end < len(window):
-                return value, position + end
-        size *= _GROWTH
-
-
-def _where_deep(text: str, position: int) -> int:
-    """Return where the brackets get too deep for any event."""
-    depth = 0
-    for token in _BRACKETS.finditer(text, position):
-        if token[1]:
-            depth += 1
-        elif token[0][0] in "]}":
-            depth -= 1
-        if depth > _DEEP:
-            return token.start()
-    return len(text)
-
-
-def _next_border(data: bytes, position: int, failed_at: int) -> re.Match[bytes] | None:
-    """Find the border after a failure; it may be the very one that the decoder stumbled over."""
-    brace = data.rfind(b"}", position + 1, failed_at)
-    return BORDER.search(data, brace if brace >= 0 else max(failed_at, position + 1))
-
-
-def step_over(text: str, position: int) -> int:
+def step_over(text: bytes, position: int) -> int:
     """Return where the next value begins, beyond blanks and commas."""
     found = _SKIPPED.match(text, position)
     return found.end() if found else position
 
 
-def _to_event(data: bytes, value: dict[str, Any], damage: Damage) -> Event:
+def _to_event(data: bytes, damage: Damage) -> Event | None:
+    """Make an event of its text, forgiving; None where it is no object."""
     try:
         return decode_event(data)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        pass
-    text = mend_text(data)
-    if text.encode() != data:
-        damage.bad_text += 1
-    if not data.isascii() or "\\u" in text:
-        value = load_json(text)
-    args = value.pop("args", {})
-    event, wrong = salvage(Event, value)
+        if data.count(b"{") != data.count(b"}"):  # most ends that are none: not worth the patience
+            return None
+    try:
+        text = mend_text(data)
+        value, end = scan_json(text)
+        if end < len(text):
+            return None
+        args = value.pop("args", {})
+        event, wrong = salvage(Event, value)
+        if isinstance(args, dict):
+            event.args = Raw(json.dumps(args).encode())
+    except (ValueError, RecursionError, AttributeError):
+        return None
+    damage.bad_text += text.encode() != data
     # Times are judged later, where all of them are.
     damage.wrong += not {*wrong} <= {"ts", "dur"} or not isinstance(args, dict)
-    if isinstance(args, dict):
-        with suppress(ValueError, RecursionError):
-            event.args = Raw(json.dumps(args).encode())
     return event

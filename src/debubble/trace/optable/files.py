@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from debubble.errors import MissingExtra, TraceError
 from debubble.trace.columns import I64, LAST_NS
-from debubble.trace.format import TraceFile, decode_json
+from debubble.trace.format import TraceFile
 from debubble.trace.source import Limits
 from debubble.units import NS_PER_S, NS_PER_US
 
@@ -149,7 +149,7 @@ class RawTable:
     rows: int
     columns: Mapping[str, Values]
     lines: Sequence[int] | None
-    """The line of each row as an editor counts them; None where the format has no lines."""
+    """The line of each row of CSV as an editor counts them."""
     file_bytes: int
 
     @classmethod
@@ -160,7 +160,6 @@ class RawTable:
         file: str,
         format: str,  # noqa: A002 (as tables call it)
         file_bytes: int,
-        lines: Sequence[int] | None = None,
     ) -> RawTable:
         """Make a table of rows by column; what a row does not hold is empty."""
         names = tuple({name: None for row in rows for name in row})
@@ -170,7 +169,7 @@ class RawTable:
             names=names,
             rows=len(rows),
             columns={name: [row.get(name) for row in rows] for name in names},
-            lines=lines,
+            lines=None,
             file_bytes=file_bytes,
         )
 
@@ -180,7 +179,7 @@ class RawTable:
         return TraceError(f"{at}: {message}", file=self.file, hint=hint)
 
     def where(self, row: int) -> str:
-        """Name a row for a person: `line 7`, or `row 6` of a Parquet file, counted from 1."""
+        """Name a row for a person: `line 7` of CSV, else `row 6`, counted from 1."""
         return f"row {row + 1}" if self.lines is None else f"line {self.lines[row]}"
 
 
@@ -280,17 +279,9 @@ def read_raw(path: str, content: bytes, limits: Limits) -> RawTable:
         raise TraceError(message, file=path, hint="save the table as UTF-8") from error
     if not text.strip():
         raise empty(path)
-    if text.lstrip().startswith("["):
-        rows = decode_json(
-            content,
-            list[dict[str, object]],
-            path,
-            problem="is no JSON array of objects",
-            hint="write the table again",
-        )
+    if text.lstrip().startswith(("[", "{")):
+        rows = _read_json(path, content)
         return RawTable.of_rows(rows, file=path, format="jsonl", file_bytes=len(content))
-    if text.lstrip().startswith("{"):
-        return _read_json_lines(path, content)
     return _read_csv(path, text, len(content))
 
 
@@ -340,16 +331,16 @@ def _read_csv(path: str, text: str, file_bytes: int) -> RawTable:
     )
 
 
-def _read_json_lines(path: str, content: bytes) -> RawTable:
-    rows: list[dict[str, object]] = []
-    lines: list[int] = []
-    for number, line in enumerate(content.split(b"\n"), start=1):
-        if line.strip():
-            problem = f"line {number} is not a JSON object"
-            hint = "write one object on each line"
-            rows.append(decode_json(line, dict[str, object], path, problem=problem, hint=hint))
-            lines.append(number)
-    return RawTable.of_rows(rows, file=path, format="jsonl", file_bytes=len(content), lines=lines)
+def _read_json(path: str, content: bytes) -> list[dict[str, object]]:
+    """Read an array of objects, or an object a line."""
+    decoder = msgspec.json.Decoder(dict[str, object])
+    try:
+        if content.lstrip().startswith(b"["):
+            return msgspec.json.decode(content, type=list[dict[str, object]])
+        return decoder.decode_lines(content)
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"a row is not a JSON object: {error}"
+        raise TraceError(message, file=path, hint="write one object on each line") from error
 
 
 def _read_parquet(path: str, content: bytes, limits: Limits) -> RawTable:
@@ -422,7 +413,9 @@ def read_times(table: RawTable, column: str, ns_per_unit: int) -> I64:
     if numbers.dtype.kind != "f":
         return numbers.astype(np.int64) * ns_per_unit
     nanoseconds = floats * ns_per_unit
-    if table.lines is not None and np.any(np.abs(nanoseconds) >= _EXACT_FLOAT):
+    if not isinstance(table.columns[column], np.ndarray) and np.any(
+        np.abs(nanoseconds) >= _EXACT_FLOAT
+    ):
         cells = table.columns[column]
         exact = [int((Decimal(str(cell)) * ns_per_unit).to_integral_value()) for cell in cells]
         return np.array(exact, dtype=np.int64)

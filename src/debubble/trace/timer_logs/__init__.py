@@ -33,21 +33,13 @@ _OF_RANK = re.compile(rb"(?:^|\s)rank\s+(\d{1,7})\s*:\s*(%b)\s*$" % _DECIMAL)
 _LINE_OF_RANK = re.compile(rb"\[Rank (\d{1,7})\] (?:rank=\d+ )?time \(ms\)([^\n]*)")
 _TIMED = re.compile(rb"\b(fwd|forward|bwd|backward)(_microstep)?:\s*(%b)" % _DECIMAL)
 _SETTING = re.compile(rb"(?:^|\s)([a-z_]{4,60})\s*\.{3,}\s*(\d{1,9}|True)\s*$")
-_NOT_WHEN = "how long passes took, and not when"
-_MEGATRONS, _DEEPSPEEDS = "Megatron's timers", "DeepSpeed's wall_clock_breakdown"
-# What lines of no rank look like, forward and backward, and what prints those of every rank.
-_KINDS = (b"fwd|forward", b"bwd|backward")
-_OF_NO_RANK = (
-    (
-        _DEEPSPEEDS,
-        rb"time \(ms\)[^\n]*\b(?:%b)(?:_microstep)?:",
-        "call `engine.timers.log(names, ranks=range(world))`",
-    ),
-    (
-        _MEGATRONS,
-        rb"(?:%b)-compute\s*\.*\s*:\s*\(?\s*\d",
-        "log with --timing-log-level 2 --timing-log-option all",
-    ),
+# Lines of no rank.
+_OF_NO_RANK = re.compile(
+    rb"time \(ms\)[^\n]*\b(?:fwd|forward)(?:_microstep)?:|forward-compute\s*\.*\s*:\s*\(?\s*\d"
+)
+_HOW_TO_LOG = (
+    "Megatron: --timing-log-level 2 --timing-log-option all; "
+    "DeepSpeed: call `engine.timers.log(names, ranks=range(world))`"
 )
 
 
@@ -70,7 +62,6 @@ _OfRanks = defaultdict[str, defaultdict[int, list[float]]]
 class _Printed:
     """Milliseconds by kind and rank, of a whole batch and of one microbatch."""
 
-    whose: str
     batch: _OfRanks
     microbatch: _OfRanks
     settings: Mapping[str, str]
@@ -87,14 +78,14 @@ def _gather(data: bytes) -> _Printed:
     batch: _OfRanks = defaultdict(lambda: defaultdict(list))
     single: _OfRanks = defaultdict(lambda: defaultdict(list))
     settings: dict[str, str] = {}
-    kind, whose = "", _MEGATRONS
+    kind = ""
     for line in data.splitlines():
         if (found := _OF_RANK.search(line)) and kind:
             batch[kind][int(found[1])].append(float(found[2]))
         elif found := _OF_RANKS.search(line):
             kind = found[1].decode()
         elif found := _LINE_OF_RANK.search(line):
-            whose, rank = _DEEPSPEEDS, int(found[1])
+            rank = int(found[1])
             for name, of_one, value in _TIMED.findall(found[2]):
                 told = single if of_one else batch
                 told["forward" if name[:1] == b"f" else "backward"][rank].append(float(value))
@@ -102,7 +93,7 @@ def _gather(data: bytes) -> _Printed:
             kind = ""
         elif found := _SETTING.search(line):
             settings[found[1].decode()] = found[2].decode()
-    return _Printed(whose=whose, batch=batch, microbatch=single, settings=settings)
+    return _Printed(batch=batch, microbatch=single, settings=settings)
 
 
 def read_stage_times(
@@ -116,11 +107,7 @@ def read_stage_times(
     data = inflate(file, limits)
     printed = _gather(data)
     if printed.ranks < 2:
-        why = recognise(file, data)
-        if why is not None and why.why_not is not None:
-            raise why.why_not
-        hint = "Megatron: --timing-log-level 2 --timing-log-option all"
-        raise TraceError("no rank prints what its passes take", file=file, hint=hint)
+        raise TraceError("no rank prints what its passes take", file=file, hint=_HOW_TO_LOG)
     said = printed.settings
     stages = _agree(file, "--stages", ranks, said.get("pipeline_model_parallel_size"))
     many = _agree(file, "--microbatches", microbatches, _microbatches(said))
@@ -186,25 +173,19 @@ def recognise(file: str, prefix: bytes) -> TraceFile | None:
     """Tell a log by lines that only such timers print, and say what can be made of it."""
     if b"-compute" not in prefix and b"time (ms)" not in prefix:
         return None
-    printed = _gather(prefix)
-    if printed.ranks > 1:
-        command = f"debubble simulate --costs {file}"
-        why = TraceError(
-            f"is a log of {printed.whose}: {_NOT_WHEN}, so no wait can be told from it",
-            hint=f"what passes of each stage cost is enough for `{command}`; for waits, record "
-            "traces with `debubble capture`",
-            file=file,
-        )
-        return TraceFile(file=file, format=OTHER, why_not=why)
-    for whose, sign, cure in _OF_NO_RANK:
-        if all(re.search(sign % kind, prefix) for kind in _KINDS):
-            why = TraceError(
-                f"is a log of {whose}: {_NOT_WHEN}, and not of each rank",
-                hint=f"for costs of each stage {cure}, and give it to `debubble simulate --costs`",
-                file=file,
-            )
-            return TraceFile(file=file, format=OTHER, why_not=why)
-    return None
+    command = f"debubble simulate --costs {file}"
+    if _gather(prefix).ranks > 1:
+        hint = f"what passes of each stage cost is enough for `{command}`; for waits, record traces"
+    elif _OF_NO_RANK.search(prefix) and re.search(rb"bwd|backward", prefix):
+        hint = f"for costs of each stage log every rank, and give it to `{command}`: {_HOW_TO_LOG}"
+    else:
+        return None
+    why = TraceError(
+        "is a log of timers: how long passes took, and not when, so no wait can be told from it",
+        hint=hint,
+        file=file,
+    )
+    return TraceFile(file=file, format=OTHER, why_not=why)
 
 
 def read(known: TraceFile, limits: Limits) -> Reading:  # noqa: ARG001 (no log is ever read so)
