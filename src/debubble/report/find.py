@@ -124,11 +124,7 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     sentences = [f"{named.sentence}." for named in causes]
     if answer.bottleneck is not None:
         sentences.insert(0, f"{answer.bottleneck.sentence}.")
-    if answer.ledger is not None and any(
-        pipeline.missing_ranks
-        for pipeline in answer.pipelines
-        if pipeline.pipeline == answer.shown_pipeline
-    ):
+    if answer.ledger is not None and answer.shown.missing_ranks:
         sentences.append(f"{WITHOUT_TRACE}.")
     findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
     if answer.replicas is not None:
@@ -401,9 +397,8 @@ def say_framework(answer: FindAnswer) -> str:
     if known.name is None:
         return ""
     name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.name, known.name)
-    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     sizes = {
-        "pipeline": len(shown.ranks) + len(shown.missing_ranks),
+        "pipeline": len(answer.shown.ranks) + len(answer.shown.missing_ranks),
         "tensor": known.tensor,
         "context": known.context,
         "expert": known.expert,
@@ -425,7 +420,6 @@ def say_framework(answer: FindAnswer) -> str:
 def _say_run(answer: FindAnswer) -> str:
     """Say which ranks, under which schedule, and how long a batch takes."""
     run, numbers, stream = answer.run, answer.numbers, answer.stream
-    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     schedule = run.schedule or "schedule unknown"
     if run.stated is not None:
         stated = run.stated
@@ -434,7 +428,7 @@ def _say_run(answer: FindAnswer) -> str:
             if stated.agrees
             else f"{schedule} ({stated.schedule} was stated)"
         )
-    parts = [f"ranks {show_members(shown.ranks)}", schedule]
+    parts = [f"ranks {show_members(answer.shown.ranks)}", schedule]
     if stream is not None:
         parts[1] = "no batch was captured from first to last stage"
         if numbers.batch_latency_s is not None and stream.batch_latency_p95_s is not None:

@@ -242,6 +242,11 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     verdict: str
     warnings: list[AnswerWarning]
 
+    @property
+    def shown(self) -> PipelinePart:
+        """The pipeline to look into, in a line."""
+        return next(line for line in self.pipelines if line.pipeline == self.shown_pipeline)
+
 
 def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     """Say what the bubble is, why, and whose it is; and what is saved is worth, by a tariff."""
