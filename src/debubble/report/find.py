@@ -53,8 +53,7 @@ from debubble.units import (
 _SEVERAL, _SLOWER = 2, 0.02
 # Bullets of the short answer.
 _MOST_FINDINGS = 5
-# A cause that takes less of every rank shares a row with others.
-_SMALL = 0.02
+# A cause that takes less of every rank reads as nothing.
 _NOTHING = 0.0005
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
@@ -74,7 +73,7 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
     """
     page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
     page.findings = _findings(answer, answer.named)
-    causes = [_cause_table(answer.ledger, answer, small=details)] if answer.ledger else []
+    causes = [_cause_table(answer.ledger, answer)] if answer.ledger else []
     if not details:
         # What two causes cost together says what each of them does.
         joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
@@ -135,11 +134,8 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     return findings
 
 
-def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Table:
-    """Lay out causes by rank, as shares of the batch, what fixing them saves, and who caused them.
-
-    Small ones share a row unless they are asked for; what is unexplained has its own.
-    """
+def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
+    """Lay out causes by rank: their shares of the batch, what fixing them saves, and whose."""
     of, whole_s = "the batch", answer.numbers.batch_latency_s
     if answer.stream is not None:
         of, whole_s = "the time", answer.stream.turn_s
@@ -168,14 +164,8 @@ def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Ta
         title=title,
         spare=(spare,),
     )
-    named = {cause for matter in answer.named for cause in matter.cause.split("+")}
-    folded = []
     for cause, share in account.shares.items():
-        most = max(rank.shares[cause] for rank in account.ranks)
-        # What is unexplained is folded into nothing, but 0.0 % says nothing either.
-        kept = small or cause == Cause.UNEXPLAINED or cause in named
-        if most < (_NOTHING if kept else _SMALL):
-            folded += [cause] if not small and share and cause != Cause.UNEXPLAINED else []
+        if max(rank.shares[cause] for rank in account.ranks) < _NOTHING:
             continue
         culprit = next((each for each in account.culprits if each.cause == cause), None)
         fixed = saved.get(cause, 0.0)
@@ -186,15 +176,6 @@ def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Ta
             show_seconds(share * (whole_s or 0.0)),
             show_seconds(fixed) if fixed >= MATTERS / 2 * (whole_s or 0.0) else "",
             _say_waited_for(culprit) if culprit else "",
-        )
-    if folded:
-        table.add(
-            "smaller causes",
-            *(show_share(sum(rank.shares[cause] for cause in folded)) for rank in shown),
-            show_share(sum(account.shares[cause] for cause in folded)),
-            show_seconds(sum(account.shares[cause] for cause in folded) * (whole_s or 0.0)),
-            "",
-            "",
         )
     return table.without_unknown()
 
