@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import sqlite3
 from collections import Counter
 from functools import cache
 from random import Random
@@ -25,6 +24,7 @@ from support.traces.kineto_events import (
     operator,
     send,
 )
+from support.traces.nsight_export import NsightExport, global_id
 from support.traces.recordings import H200
 
 from debubble.trace.digest import pack_digest
@@ -36,44 +36,6 @@ _RECORDED = ("fwd_closed_m4/rank0", "fwd_closed_m4/rank3", "1f1b_p2_m4/rank1")
 
 OPS_HEADER = (
     "step", "pipeline", "stage", "microbatch", "op", "start_us", "duration_us", "rank", "bytes",
-)  # fmt: skip
-
-_NSIGHT_SCHEMA = """
-CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
-CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
-  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER,
-  graphNodeId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
-  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER,
-  srcDeviceId INTEGER, dstDeviceId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, deviceId INTEGER,
-  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER,
-  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, graphId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
-  correlationId INTEGER, nameId INTEGER);
-CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT,
-  globalTid INTEGER, textId INTEGER, domainId INTEGER);
-CREATE TABLE ThreadNames (nameId INTEGER, priority INTEGER, globalTid INTEGER);
-CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER);
-CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT, totalMemory INTEGER, smCount INTEGER);
-CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER);
-CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT);
-CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT);
-CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT);
-CREATE TABLE ENUM_CUDA_MEMCPY_OPER (id INTEGER, label TEXT);
-CREATE INDEX by_start ON CUPTI_ACTIVITY_KIND_MEMSET (start);
-INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (1700000000000000000);
-INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA H200', 150000000000, 132);
-INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (0, 0, 7);
-INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('Hostname', 'node1');
-INSERT INTO META_DATA_CAPTURE VALUES ('PROCESS_7:ENVIRONMENT_VARIABLE', 'RANK=3');
-INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_PRODUCT_VERSION', '2025.1');
-INSERT INTO ENUM_CUDA_MEMCPY_OPER VALUES (1, 'Host-to-Device');
-"""
-_NSIGHT_NAMES = (
-    "gemm(float)", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)", "cudaLaunchKernel",
-    "ncclGroupStart", "ncclSend", "ncclRecv", "ncclGroupEnd", "ncclAllReduce", "pt_main",
 )  # fmt: skip
 
 
@@ -149,33 +111,22 @@ def lay_out(random: Random, content: Any) -> bytes:
 @cache
 def nsight_export() -> bytes:
     """A small Nsight Systems export with every table that is read."""
-    with sqlite3.connect(":memory:") as db:
-        db.executescript(_NSIGHT_SCHEMA)
-        name = {text: number for number, text in enumerate(_NSIGHT_NAMES, start=1)}
-        db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(n, t) for t, n in name.items()])
-        for row in range(12):
-            pid, at = 7 + row % 2, 1000 * row
-            process = (1 << 48) | (pid << 24)
-            called = _NSIGHT_NAMES[row % 2]
-            work = (at + 100, at + 200, row % 2, 3, row + 1, process)
-            _insert(db, "CUPTI_ACTIVITY_KIND_KERNEL", *work, name[called], None)
-            call = (at + 60, at + 70, process | pid, row + 1, name["cudaLaunchKernel"])
-            _insert(db, "CUPTI_ACTIVITY_KIND_RUNTIME", *call)
-            _insert(db, "CUPTI_ACTIVITY_KIND_MEMCPY", *work, 1024, 1 + row, 0, row % 2)
-            _insert(db, "CUPTI_ACTIVITY_KIND_MEMSET", *work, 64)
-            _insert(db, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *work, 5)
-            for place, marked in enumerate(_NSIGHT_NAMES[3:8]):
-                span = (at + 10 * place, at + 10 * place + 40)
-                _insert(db, "NVTX_EVENTS", *span, 59, None, process | pid, name[marked], 0)
-            _insert(db, "NVTX_EVENTS", at, at + 900, 60, f"step {row}", process | pid, None, 0)
-            _insert(db, "ThreadNames", name["pt_main"], row, process | pid)
-        db.commit()
-        return db.serialize()
-
-
-def _insert(db: sqlite3.Connection, table: str, *values: object) -> None:
-    marks = ", ".join("?" * len(values))
-    db.execute(f"INSERT INTO {table} VALUES ({marks})", values)  # noqa: S608 (our own names)
+    export = NsightExport()
+    export.insert("TARGET_INFO_GPU", 0, "NVIDIA H200", 150_000_000_000, 132)
+    export.insert("TARGET_INFO_CUDA_DEVICE", 0, 0, 7)
+    export.insert("META_DATA_CAPTURE", "PROCESS_7:ENVIRONMENT_VARIABLE", "RANK=3")
+    for row in range(12):
+        pid, at = 7 + row % 2, 1000 * row
+        export.kernel("gemm(float)", at, at + 50, pid=pid, device=row % 2, launch=at - 20)
+        export.group(at + 100, "ncclSend", "ncclRecv")
+        work = (at + 300, at + 400, row % 2, 3, row + 1, global_id(pid))
+        export.insert("CUPTI_ACTIVITY_KIND_MEMCPY", *work, 1024, 1 + row, 0, row % 2)
+        export.insert("CUPTI_ACTIVITY_KIND_MEMSET", *work, 64)
+        export.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", *work, 5)
+        export.nvtx(f"step {row}", at, at + 900, pid=pid, kind=60)
+        export.insert("ThreadNames", export.string("pt_main"), row, global_id(pid, pid))
+    export.db.commit()
+    return export.db.serialize()
 
 
 @cache

@@ -131,15 +131,6 @@ def test_the_environment_is_dropped():
     assert "planted-secret" not in repr(own(JSON))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_all_versions_of_the_json_are_read(version):
-    data = json.loads(JSON) | {"version": version}
-    if version == 1:
-        for row in data["results"]:
-            del row["actual_iterations"], row["experiment_name"]
-    assert figures_of(own(json.dumps(data))) == figures_of(own(JSON))
-
-
 def with_iterations(text):
     """Add the four columns of `-I 1` after each half."""
     names = "i_min i_max i_p99 i_cv%"
@@ -415,14 +406,6 @@ def test_a_counter_that_stands_still_is_no_doubt():
 def test_another_export_says_what_is_wrong(data, says):
     with pytest.raises(LogError, match=says):
         own(json.dumps(data))
-
-
-@pytest.mark.parametrize(("field", "value"), [("devices", 5), ("devices", [5]), ("args", 5)])
-def test_a_count_in_place_of_a_list_is_a_damaged_log(field, value):
-    data = json.loads(JSON)
-    (data["config"] if field == "devices" else data)[field] = value
-    with pytest.raises(LogError, match=f"'{field}' is no list"):
-        read_log(json.dumps(data), "log.json")
 
 
 FLIGHT = sorted((OWN.parent / "flight").glob("fr_rank*.json"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.services.console import type_command
-from support.traces.kineto_events import document, kernel, operator, send, write
+from support.traces.kineto_events import document, operator, write
 
 from debubble.errors import Code, RunNotFound, TraceError
 from debubble.trace.captures import recognise
@@ -83,15 +83,6 @@ def test_device_rows_of_ascend_are_work_talk_or_waits(tmp_path):
     # From the first kernel to the end of the last: 1,799.75 us, of which 2 x 349.75 compute.
     assert summarise(trace).busy_fraction == pytest.approx(699.5 / 1799.75)
     assert [gap.code for gap in trace.gaps] == ["unlinked_messages"]
-
-
-def test_talk_that_is_on_the_device_alone_counts_as_talk(tmp_path):
-    events = [event for event in ascend() if event["pid"] != TALK]
-    events += [task(47, "hcom_allReduce_", at + 600, 200.0, "COMMUNICATION") for at in (0, 1000)]
-    [trace] = read_whole(write(tmp_path / "rank0.json", events)).ranks
-    kinds = [KernelKind(kind).name for kind in trace.kernels.kind]
-    assert kinds == ["COMPUTE", "COMPUTE", "COLLECTIVE"] * 2
-    assert summarise(trace).busy_fraction == pytest.approx(699.5 / 1799.75)
 
 
 def test_the_rank_is_in_what_lies_beside_the_folder(tmp_path):
@@ -174,17 +165,3 @@ def test_a_kernel_that_xpu_lost_is_noticed(tmp_path):
     [gap] = read_whole(tmp_path).gaps
     assert (gap.code, gap.moves_ns) == (Code.LOST_OPERATORS, 10_000)
     assert "1 kernel launched and not recorded" in gap.message
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        [{**kernel(), "cat": "mtia_ccp_events"}, send()],
-        [named(3, "/device:TPU:0"), span(3, 1, "fusion.1", 0, 5.0)],
-    ],
-)
-def test_devices_that_are_not_read_are_named_with_what_is(tmp_path, events):
-    trace = read_kineto(write(tmp_path / "rank0.json", document(events)))
-    [gap] = [gap for gap in trace.gaps if gap.code == "foreign_device"]
-    assert "a table of passes" in gap.hint
-    assert summarise(trace).busy_fraction is None

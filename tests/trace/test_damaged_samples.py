@@ -6,6 +6,7 @@ import shutil
 from random import Random
 
 import pytest
+from fuzz.mutate import BYTE_MUTATORS
 from support.services.console import REPOSITORY
 
 import debubble
@@ -14,32 +15,6 @@ from debubble.trace.source import DEFAULT_LIMITS
 from debubble.trace.timer_logs import read_stage_times
 
 SAMPLES = REPOSITORY / "tests" / "data" / "formats"
-WORDS = (
-    b"1e999",
-    b"-7",
-    b"null",
-    b'"x"',
-    b"[]",
-    b"{}",
-    b"NaN",
-    b"99999999999999999999",
-    b"",
-    b"\xff",
-)
-
-
-def damaged(data, random):
-    """Cut it off, change a byte, or put something else in place of a number."""
-    at = random.randrange(len(data))
-    how = random.randrange(3)
-    if how == 0:
-        return data[:at]
-    if how == 1:
-        return data[:at] + bytes([random.randrange(256)]) + data[at + 1 :]
-    end = at
-    while end < len(data) and data[end : end + 1].isalnum():
-        end += 1
-    return data[:at] + random.choice(WORDS) + data[end:]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +37,7 @@ def test_no_damage_ends_in_a_traceback(name, tmp_path):
         shutil.copy(SAMPLES / name, tmp_path / name)
     sound = (tmp_path / name).read_bytes()
     for _ in range(25):
-        (tmp_path / name).write_bytes(damaged(sound, random))
+        (tmp_path / name).write_bytes(random.choice(BYTE_MUTATORS)(random, sound))
         try:
             debubble.analyse(str(tmp_path / name.split("/")[0])).pipeline  # noqa: B018
         except DebubbleError as error:
@@ -73,7 +48,7 @@ def test_no_damage_to_a_log_of_costs_ends_in_a_traceback(tmp_path):
     random = Random("costs")  # noqa: S311 (damage is no secret)
     sound, path = (SAMPLES / "megatron.log").read_bytes(), tmp_path / "megatron.log"
     for _ in range(200):
-        path.write_bytes(damaged(sound, random))
+        path.write_bytes(random.choice(BYTE_MUTATORS)(random, sound))
         try:
             found = read_stage_times(str(path), limits=DEFAULT_LIMITS)
         except DebubbleError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.services.console import type_command
 from support.traces.kineto_events import document, kernel, operator, write
 
 from debubble.trace.columns import steps_of, summarise
@@ -59,16 +58,6 @@ def test_a_rank_that_had_no_work_while_it_was_captured_is_not_taken_for_another_
     assert gap.code == "no_kernels"
     assert "nothing ran on its device while it was captured: 2 events" in gap.message
     assert "longer" in gap.hint
-
-
-def test_no_bubble_is_told_of_a_device_that_is_not_read(tmp_path):
-    foreign = [{**kernel(), "cat": "mtia_ccp_events"}, operator("aten::mm")]
-    write(tmp_path / "rank0.json", document(foreign, rank=0, world=1))
-    answer = type_command("debubble inspect .", tmp_path)
-    assert "nothing missing or broken" not in answer.text
-    assert "%" not in answer.text
-    answer = type_command("debubble find .", tmp_path)
-    assert "events of these devices are not read" in answer.text
 
 
 @pytest.mark.parametrize("category", ["Operator", "cpu_op"])

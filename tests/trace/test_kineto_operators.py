@@ -92,26 +92,6 @@ def test_a_sendrecv_kernel_of_an_all_to_all_is_no_pipeline_traffic(tmp_path):
     assert trace.operators.operation.tolist() == [Operation.COLLECTIVE]
 
 
-def test_a_sendrecv_kernel_that_nobody_explains_stays_unknown(tmp_path):
-    trace = read(tmp_path, [kernel(SEND_RECV)])
-    assert trace.kernels.kind.tolist() == [KernelKind.COMMUNICATION]
-
-
-def test_rccl_kernels_are_told_apart_by_the_host(tmp_path):
-    name = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
-    trace = read(
-        tmp_path,
-        [
-            operator("c10d::allreduce_", ts=10.0, dur=5.0),
-            details("allreduce", ts=11.0, dur=3.0),
-            launch(ts=12.0, correlation=9),
-            kernel(name, ts=20.0, correlation=9),
-            kernel(name, ts=30.0, correlation=77),
-        ],
-    )
-    assert trace.kernels.kind.tolist() == [KernelKind.COLLECTIVE, KernelKind.COMMUNICATION]
-
-
 def test_a_kernel_that_describes_itself_needs_no_host_side(tmp_path):
     described = {
         "Collective name": "send", "In msg nelems": 100, "dtype": "Float", "Dst Rank": 6,
@@ -203,12 +183,6 @@ def test_gloo_sends_have_their_type_from_an_annotation_that_outlives_them(tmp_pa
     assert trace.operators.message_bytes.tolist() == [128, 64]
     assert trace.operators.operation.tolist() == [Operation.SEND, Operation.RECEIVE]
     assert trace.operators.kernel.tolist() == [-1, -1]
-
-
-def test_without_shapes_sizes_are_unknown_not_zero(tmp_path):
-    trace = read(tmp_path, [operator("c10d::send", ts=10.0, dur=5.0)])
-    assert trace.operators.message_bytes.tolist() == [-1]
-    assert trace.operators.peer.tolist() == [-1]
 
 
 def test_back_to_back_operators_of_microsecond_traces_stay_two(tmp_path):

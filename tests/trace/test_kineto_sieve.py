@@ -25,7 +25,6 @@ from support.traces.recordings import H200
 
 from debubble.trace.kineto import document as document_module
 from debubble.trace.kineto import read_kineto
-from debubble.trace.kineto.walk import sift
 
 ARROW = {"ph": "s", "id": 3, "pid": 1, "tid": 100, "ts": 5.0, "cat": "ac2g", "name": "ac2g"}
 QUERY = {**launch(ts=3.0), "name": "cudaEventQuery"}
@@ -78,26 +77,6 @@ def test_recorded_traces_read_the_same_either_way(run, piece, monkeypatch):
     monkeypatch.setattr("debubble.trace.source.PIECE_BYTES", piece)
     for path in sorted((H200 / run).glob("rank*.gz")):
         assert content_of(read_kineto(str(path))) == content_of(read_plainly(str(path)))
-
-
-def test_useless_events_are_stepped_over_and_counted():
-    text = kineto_layout(document([*ONE_OF_EACH, kernel("last", ts=99.0)]))
-    sifted = sift(b"", text[text.index(b'"traceEvents": [') + 16 :])
-    assert sifted.skipped == 5
-    for gone in (b"aten::mm", b"cudaEventQuery", b"ac2g", b"python"):
-        assert gone not in sifted.device + sifted.launches + sifted.memory + sifted.others
-    assert sifted.device.count(b'"gemm"') == 1
-    assert b"cudaStreamSynchronize" in sifted.launches
-    assert b"ncclDevKernel" in sifted.others
-    assert b"c10d::send" in sifted.others
-    assert b"[memory]" in sifted.memory
-    assert sifted.rest.lstrip().startswith(b"{\n")
-    assert b'"last"' in sifted.rest
-
-
-def test_other_layouts_are_left_to_the_general_decoder():
-    assert sift(b"", b'{"ph": "X", "cat": "kernel"}, {"ph": "X", "cat": "kernel"}' * 10) is None
-    assert sift(b"", b"") is None
 
 
 events = st.lists(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.traces.nsight_export import BASE, SEND_RECV, NsightExport, global_id
 from support.traces.recordings import PUBLIC, existing
 
 from debubble.errors import NotATrace, TraceError
@@ -16,81 +17,13 @@ from debubble.trace.nsight.read import read_nsight
 
 MFU = PUBLIC / "nsys-ai" / "mfu_2gpu_before.sqlite"
 
-BASE = 1_700_000_000_000_000_000
-SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096>)"
 
-SCHEMA = """
-CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT);
-CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
-  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER,
-  shortName INTEGER, graphNodeId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, deviceId INTEGER,
-  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER, copyKind INTEGER,
-  srcDeviceId INTEGER, dstDeviceId INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, deviceId INTEGER,
-  streamId INTEGER, correlationId INTEGER, globalPid INTEGER, bytes INTEGER);
-CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
-  correlationId INTEGER, nameId INTEGER);
-CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT,
-  globalTid INTEGER, textId INTEGER, domainId INTEGER);
-CREATE TABLE ThreadNames (nameId INTEGER, priority INTEGER, globalTid INTEGER);
-CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER);
-CREATE TABLE META_DATA_CAPTURE (name TEXT, value TEXT);
-"""
-
-
-def global_id(pid: int, tid: int = 0) -> int:
-    return (1 << 48) | (pid << 24) | tid
-
-
-class Export:
-    """A small export, written table by table."""
+class Export(NsightExport):
+    """An export in a file, and read."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
         self.path = path
-        self.db = sqlite3.connect(path)
-        self.db.executescript(SCHEMA)
-        self.db.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (BASE,))
-        self._strings: dict[str, int] = {}
-        self._correlation = 0
-
-    def string(self, value: str) -> int:
-        if value not in self._strings:
-            self._strings[value] = len(self._strings) + 1
-            self.db.execute("INSERT INTO StringIds VALUES (?, ?)", (self._strings[value], value))
-        return self._strings[value]
-
-    def insert(self, table: str, *values: object) -> None:
-        marks = ", ".join("?" * len(values))
-        self.db.execute(f"INSERT INTO {table} VALUES ({marks})", values)  # noqa: S608
-
-    def kernel(self, name: str, start: int, end: int, *, pid=7, device=0, launch=None, node=None):
-        """Add a kernel, launched at `launch` by the thread that bears the process's number."""
-        self._correlation += 1
-        if launch is not None:
-            self.call("cudaLaunchKernel_v7000", launch, launch + 5, pid, self._correlation)
-        self.insert(
-            "CUPTI_ACTIVITY_KIND_KERNEL",
-            *(start, end, device, 3, self._correlation, global_id(pid)),
-            *(self.string(name), self.string(name.split("(", maxsplit=1)[0]), node),
-        )
-
-    def call(self, name: str, start: int, end: int, pid: int = 7, correlation: int = 0) -> None:
-        table = "CUPTI_ACTIVITY_KIND_RUNTIME"
-        self.insert(table, start, end, global_id(pid, pid), correlation, self.string(name))
-
-    def nvtx(self, name: str, start: int, end: int | None, *, pid=7, by_id=False, kind=59) -> None:
-        text, identity = (None, self.string(name)) if by_id else (name, None)
-        row = (start, end, kind, text, global_id(pid, pid), identity, 0)
-        self.insert("NVTX_EVENTS", *row)
-
-    def group(self, start: int, *calls: str) -> None:
-        """Add a NCCL group whose end lasts from `start + 50` to `start + 90`, with its kernel."""
-        self.nvtx("ncclGroupStart", start, start + 1, by_id=True)
-        for place, call in enumerate(calls):
-            self.nvtx(call, start + 2 + 2 * place, start + 3 + 2 * place, by_id=True)
-        self.nvtx("ncclGroupEnd", start + 50, start + 90, by_id=True)
-        self.kernel(SEND_RECV, start + 100, start + 200, launch=start + 60)
 
     def read(self):
         self.db.commit()
@@ -158,21 +91,6 @@ def test_a_copy_between_devices_is_communication_and_one_inside_is_not(export):
     assert names(trace, trace.kernels)[1:3] == ["Memcpy Host-to-Device", "Memcpy Peer-to-Peer"]
 
 
-def test_only_calls_that_queue_or_wait_are_kept(export):
-    export.kernel("gemm", 100, 200, launch=50)
-    export.call("cudaEventQuery_v3020", 60, 61)
-    export.call("cudaStreamSynchronize_v3020", 70, 300)
-    export.call("cudaGraphLaunch_v10000", 80, 90)
-    (trace,) = export.read()
-    assert names(trace, trace.launches) == [
-        "cudaLaunchKernel_v7000",
-        "cudaStreamSynchronize_v3020",
-        "cudaGraphLaunch_v10000",
-    ]
-    assert trace.events == 5
-    assert "cudaEventQuery_v3020" not in trace.names
-
-
 def test_ranges_are_annotations_whether_their_text_is_inline_or_interned(export):
     export.kernel("gemm", 0, 10)
     export.nvtx("Forward 0", 100, 150)
@@ -183,16 +101,6 @@ def test_ranges_are_annotations_whether_their_text_is_inline_or_interned(export)
     assert trace.annotations.duration_ns.tolist() == [50, 60]
     assert trace.annotations.stream.tolist() == [-1, -1]
     assert codes(trace) == []
-
-
-def test_a_range_that_never_ends_is_a_gap_with_a_count(export):
-    export.kernel("gemm", 0, 10)
-    export.nvtx("Forward 0", 100, None)
-    export.nvtx("Forward 1", 200, 250)
-    (trace,) = export.read()
-    assert names(trace, trace.annotations) == ["Forward 1"]
-    assert codes(trace) == ["open_ranges"]
-    assert trace.gaps[0].message.endswith(": 1")
 
 
 def test_one_send_and_one_receive_in_a_group_are_a_peers(export):
@@ -279,23 +187,9 @@ def test_each_process_is_a_rank_in_the_order_of_devices_and_that_is_said(export)
     assert [len(zero.launches), len(one.launches)] == [1, 1]
 
 
-def test_equal_correlations_of_two_processes_do_not_mix(export):
-    for pid, device, launch in ((7, 0, 100), (9, 1, 200)):
-        export.call("cudaLaunchKernel", launch, launch + 1, pid, 42)
-        row = (500, 600, device, 3, 42, global_id(pid), export.string("gemm"), 1, None)
-        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", *row)
-    zero, one = export.read()
-    assert (zero.launches.start_ns[zero.kernels.launch] - BASE).tolist() == [100]
-    assert (one.launches.start_ns[one.kernels.launch] - BASE).tolist() == [200]
-
-
 def test_processes_that_all_see_device_0_are_ordered_by_the_real_device(export):
-    export.db.executescript(
-        "CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT, totalMemory INTEGER);"
-        "CREATE TABLE TARGET_INFO_CUDA_DEVICE (gpuId INTEGER, cudaId INTEGER, pid INTEGER);"
-    )
     for gpu, pid in ((5, 7), (2, 9)):
-        export.insert("TARGET_INFO_GPU", gpu, f"H200-{gpu}", 1 << 37)
+        export.insert("TARGET_INFO_GPU", gpu, f"H200-{gpu}", 1 << 37, 132)
         export.insert("TARGET_INFO_CUDA_DEVICE", gpu, 0, pid)
         export.kernel(f"of {pid}", 10, 20, pid=pid)
     zero, one = export.read()
@@ -337,11 +231,6 @@ def test_kernels_of_a_graph_know_it_and_share_its_launch(export):
 
 
 def test_graphs_traced_as_a_whole_are_compute_and_said(export):
-    export.db.execute(
-        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER,"
-        " deviceId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER,"
-        " graphId INTEGER)"
-    )
     export.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", 100, 400, 0, 3, 9, global_id(7), 12)
     (trace,) = export.read()
     assert trace.kernels.duration_ns.tolist() == [300]
@@ -367,45 +256,11 @@ def test_an_export_without_kernels_says_so(export):
     assert "nsys profile -t cuda,nvtx" in caught.value.hint
 
 
-@pytest.mark.parametrize("cut", [100, 5_000])
-def test_a_damaged_database_is_an_error_that_names_the_file(export, cut):
-    for index in range(500):
-        export.kernel("gemm", index * 10, index * 10 + 5)
-    export.db.commit()
-    export.db.close()
-    export.path.write_bytes(export.path.read_bytes()[:cut])
-    with pytest.raises(TraceError) as caught:
-        read_nsight(str(export.path))
-    assert caught.value.file == str(export.path)
-
-
-def test_a_kernel_table_without_times_is_an_error_that_names_the_column(tmp_path):
-    path = tmp_path / "odd.sqlite"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(
-            "CREATE TABLE StringIds (id INTEGER, value TEXT);"
-            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, deviceId INTEGER);"
-            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1, 0);"
-        )
-    with pytest.raises(TraceError, match="no column end"):
-        read_nsight(str(path))
-
-
-def test_reading_writes_nothing_beside_the_file(export, monkeypatch):
+def test_reading_writes_nothing_beside_the_file(export):
     export.kernel("gemm", 0, 10)
     export.db.commit()
-    export.db.close()
     before = export.path.read_bytes()
-    opened = []
-    connect = sqlite3.connect
-
-    def spy(place, **options):
-        opened.append(place)
-        return connect(place, **options)
-
-    monkeypatch.setattr(sqlite3, "connect", spy)
-    read_nsight(str(export.path))
-    assert [uri.rsplit("?", maxsplit=1)[1] for uri in opened] == ["mode=ro&immutable=1"]
+    export.read()
     assert [p.name for p in export.path.parent.iterdir()] == [export.path.name]
     assert export.path.read_bytes() == before
 
@@ -430,16 +285,3 @@ def test_the_public_two_gpu_export_reads_with_its_all_to_alls_as_collectives():
     assert codes(zero) == ["rank_assumed"]
     first = zero.kernels.start_ns[0] - zero.header.base_time_ns
     assert 60_111_418_026 <= first <= 60_111_541_307
-
-
-def test_an_export_of_a_hundred_thousand_processes_is_refused(export):
-    for pid in range(2_000):
-        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", 1, 2, 0, 3, 1, global_id(pid), 1, 1, None)
-    with pytest.raises(TraceError, match="2,000 processes"):
-        export.read()
-
-
-def test_names_without_end_are_refused(export):
-    export.kernel("x" * 17_000_000, 1_000, 1_300)
-    with pytest.raises(TraceError, match="too big"):
-        export.read()

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 from support.requirements import need_package
-from support.services.console import type_command
 from support.traces.kineto_events import document, kernel
 from support.traces.recordings import H200
 
@@ -135,12 +134,3 @@ def test_a_scheme_that_nothing_opens_says_what_to_install(monkeypatch):
     with pytest.raises(RunNotFound, match="gcsfs") as caught:
         find_run(["gs://bucket/run"])
     assert "pip install" in caught.value.hint
-
-
-def test_every_reading_verb_takes_urls_and_writes_none(store, tmp_path):
-    url = store.put_folder(H200 / "1f1b_p2_m4", "verbs/before")
-    for words in (f"inspect {url}", f"plan {url}", f"compare {url} {url}"):
-        assert type_command(f"debubble {words}", tmp_path).code == 0, words
-    refused = type_command(f"debubble find {url} --html s3://bucket/out", tmp_path)
-    assert refused.code == 2
-    assert "is a URL, and answers are written to files" in refused.err

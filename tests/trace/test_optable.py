@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from hypothesis import strategies as st
 from support.traces.recordings import PUBLIC, existing
 
 import debubble
-from debubble.errors import MissingExtra, TraceError
+from debubble.errors import TraceError
 from debubble.trace.optable import Op, read_op_table, sniff_op_table
 from debubble.trace.optable.files import classify_op
 
@@ -256,42 +254,6 @@ def test_parquet_errors_count_rows_from_one():
     columns["duration_us"] = [1, None]
     with pytest.raises(TraceError, match="row 2, column duration_us: is empty"):
         read_op_table("ops.parquet", data=as_parquet(columns))
-
-
-@pytest.mark.parametrize("cut", [5, 200, -20])
-def test_a_damaged_parquet_file_is_an_error_that_names_it(cut):
-    columns = {name: list(range(50)) for name in HEADER.split(",")} | {"op": ["F"] * 50}
-    with pytest.raises(TraceError) as caught:
-        read_op_table("ops.parquet", data=as_parquet(columns)[:cut])
-    assert caught.value.file == "ops.parquet"
-
-
-def test_damage_inside_a_parquet_file_is_an_error_or_harmless():
-    columns = {name: list(range(50)) for name in HEADER.split(",")} | {"op": ["F"] * 50}
-    whole = as_parquet(columns)
-    for place in range(4, len(whole), 7):
-        damaged = whole[:place] + bytes([whole[place] ^ 0x5A]) + whole[place + 1 :]
-        try:
-            read_op_table("ops.parquet", data=damaged)
-        except TraceError as error:
-            assert error.file == "ops.parquet"  # noqa: PT017  # most damage lands in plain values
-
-
-def test_parquet_without_pyarrow_says_what_to_install(monkeypatch):
-    data = as_parquet({"step": [0]})
-    real = builtins.__import__
-
-    def no_arrow(name, *args, **kwargs):
-        if name.startswith("pyarrow"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(builtins, "__import__", no_arrow)
-    with pytest.raises(MissingExtra) as caught:
-        read_op_table("ops.parquet", data=data)
-    assert caught.value.hint == "pip install 'debubble[parquet]'"
 
 
 def test_formats_are_told_by_content_and_other_files_are_none():

@@ -57,17 +57,6 @@ def test_the_files_of_all_ranks_are_one_run(folder):
     ]
 
 
-def test_the_first_iteration_is_cold_though_jobs_count_it_as_one(folder):
-    figures = debubble.analyse(str(folder)).pipeline
-    assert [window.step for window in figures.windows] == [2, 3, 4]
-
-
-def test_a_rank_that_is_missing_in_the_middle_is_missed(folder):
-    (folder / "pp_rank_2.json").write_text("{")
-    figures = debubble.analyse(str(folder)).pipeline
-    assert figures.absent == (2,)
-
-
 def test_without_the_config_a_rank_is_taken_to_hold_one_stage(folder):
     (folder / "config.json").unlink()
     run = read_run(find_run([str(folder)]))
@@ -124,23 +113,6 @@ def _totals_ms(folder):
     return [dump["7"]["total"] for dump in dumps]
 
 
-def test_what_a_rank_does_after_its_last_pass_lies_outside_the_batch(tmp_path):
-    """Two ranks; the first needs 4 ms more after its last pass."""
-    (tmp_path / "config.json").write_text('{"pp_size": 2, "vp_size": 1}')
-    for rank in range(2):
-        passes = {
-            "fwd_start": [10.0 * rank], "fwd_end": [10.0 * rank + 10],
-            "bwd_start": [30.0 - 10 * rank], "bwd_end": [40.0 - 10 * rank],
-        }  # fmt: skip
-        said = {str(step): {**passes, "total": 44.0 - 14 * rank} for step in (4, 5, 6)}
-        (tmp_path / f"pp_rank_{rank}.json").write_text(json.dumps(said))
-    figures = debubble.analyse(str(tmp_path)).pipeline
-    assert figures.batch_latency_ns == 40_000_000
-    assert figures.step_time_ns == 44_000_000
-    assert figures.bubble_fraction == pytest.approx(0.5)
-    assert dict(figures.outside_ns)["after_the_last_pass"] == 2_000_000  # the mean of two ranks
-
-
 def as_dumps(folder, table, ranks, sizes):
     """Write a table of passes as Primus's own schedules dump them."""
     folder.mkdir()
@@ -174,28 +146,3 @@ def test_weight_gradients_and_chunks_are_read_where_primus_names_them(schedule, 
     assert found.schedule == told.schedule == schedule
     assert found.bubble_fraction == pytest.approx(told.bubble_fraction, abs=1e-9)
     assert [rank.stages for rank in found.ranks] == [rank.stages for rank in told.ranks]
-
-
-@pytest.mark.parametrize(
-    ("damage", "says"),
-    [
-        (lambda folder: (folder / "config.json").unlink(), "no config.json says of how many ranks"),
-        (lambda folder: rewrite(folder, lambda said: said["wgrad_chunk"].pop()),
-         "does not name each of its 16 weight-grad passes"),
-    ],
-)  # fmt: skip
-def test_chunks_that_cannot_be_placed_are_refused(damage, says, tmp_path):
-    costs = "--stages 4 --microbatches 8 --forward 10ms --backward 20ms"
-    type_command(f"debubble simulate --schedule zbv {costs} --table step.csv", tmp_path)
-    sizes = {"pp_size": 4, "vp_size": 2}
-    folder = as_dumps(tmp_path / "dumps", tmp_path / "step.csv", 4, sizes)
-    damage(folder)
-    with pytest.raises(RunNotFound, match=says):
-        read_run(find_run([str(folder / "pp_rank_1.json")]))
-
-
-def rewrite(folder, change):
-    path = folder / "pp_rank_1.json"
-    said = json.loads(path.read_text())
-    change(said["5"])
-    path.write_text(json.dumps(said))

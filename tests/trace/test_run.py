@@ -15,7 +15,6 @@ from support.traces.recordings import H200, PUBLIC
 
 from debubble.errors import RunNotFound
 from debubble.trace.engine import GivenEngine
-from debubble.trace.kineto import read_kineto
 from debubble.trace.run import find_run, read_run
 
 PIPELINE = {"pg_name": "9", "pg_desc": "pp", "ranks": [1, 3]}
@@ -39,14 +38,6 @@ def test_a_recorded_run_reads_whole_and_leaves_other_json_alone():
     assert not run.gaps
 
 
-def test_the_order_of_the_files_changes_nothing():
-    files = sorted((H200 / "fwd_closed_m4").glob("rank*.gz"))
-    forward, backward = read(*files), read(*reversed(files))
-    for left, right in zip(forward.ranks, backward.ranks, strict=True):
-        assert left.rank == right.rank
-        assert np.array_equal(left.kernels.start_ns, right.kernels.start_ns)
-
-
 def test_globs_and_urls_find_the_same_files():
     folder = H200 / "fwd_closed_m4"
     assert len(read(folder / "rank*.gz").ranks) == 4
@@ -68,17 +59,6 @@ def test_a_process_pool_of_our_own_gives_the_same(monkeypatch):
     for left, right in zip(alone.ranks, pooled.ranks, strict=True):
         assert left.names == right.names
         assert np.array_equal(left.operators.kernel, right.operators.kernel)
-
-
-@pytest.mark.slow
-def test_errors_come_back_from_worker_processes_with_file_rank_and_cure(tmp_path, monkeypatch):
-    monkeypatch.setattr("debubble.trace.engine._WORTH_A_POOL_BYTES", 0)
-    write(tmp_path / "rank0.json", document([kernel()], rank=0, world=2))
-    bad = write(tmp_path / "rank1.json", document([], rank=1, world=2))
-    run = read(tmp_path)
-    [gap] = [gap for gap in run.gaps if gap.code == "unreadable"]
-    assert (gap.file, gap.rank) == (bad, 1)
-    assert gap.hint
 
 
 @pytest.mark.parametrize(
@@ -188,13 +168,6 @@ def test_public_runs_say_the_right_thing(files, rank, missing, expected):
     assert len(run.missing_ranks) == missing
 
 
-@pytest.mark.usefixtures("public_data")
-@pytest.mark.parametrize("name", ["distributed_info_unavailable", "rank_unavailable", "amd_trace"])
-def test_public_files_without_a_rank_say_so(name):
-    with pytest.raises(RunNotFound, match="rank unknown"):
-        read(PUBLIC / "hta" / f"*{name}*")
-
-
 def test_a_pipe_among_the_traces_is_named_and_not_waited_for(tmp_path):
     write(tmp_path / "rank0.json", document([kernel()], rank=0))
     os.mkfifo(tmp_path / "rank1.json")
@@ -203,22 +176,6 @@ def test_a_pipe_among_the_traces_is_named_and_not_waited_for(tmp_path):
     assert codes(run) == ["unreadable", "unreadable"]
     assert [gap.rank for gap in run.gaps] == [1, 2]
     assert "symbolic links" in run.gaps[1].message
-
-
-def test_a_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
-    write(tmp_path / "rank0.json", document([kernel()], rank=0))
-    (tmp_path / "closed").mkdir()
-    real = os.scandir
-
-    def scandir(path):
-        if str(path).endswith("closed"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    run = read(tmp_path)
-    assert codes(run) == ["unreadable"]
-    assert run.gaps[0].file.endswith("closed")
 
 
 def test_a_worker_that_dies_is_a_gap_for_each_file_it_took_along(tmp_path):
@@ -241,19 +198,3 @@ class Dying(Executor):
         future = Future()
         future.set_exception(BrokenProcessPool("died"))
         return future
-
-
-def test_a_file_that_does_not_fit_into_memory_does_not_stop_the_others(tmp_path, monkeypatch):
-    for rank in range(2):
-        write(tmp_path / f"rank{rank}.json", document([kernel()], rank=rank, world=2))
-    real = read_kineto
-
-    def read_or_fail(file, limits):
-        if file.endswith("rank1.json"):
-            raise MemoryError
-        return real(file, limits)
-
-    monkeypatch.setattr("debubble.trace.kineto.read.read_kineto", read_or_fail)
-    run = read(tmp_path)
-    assert codes(run) == ["unreadable", "missing_ranks"]
-    assert "does not fit into memory" in run.gaps[0].message

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import os
 import random
 
-import pytest
-
-from debubble.errors import TraceError
 from debubble.trace import source
-from debubble.trace.source import Source, open_binary
+from debubble.trace.source import Source
 
 
 def inflate(path):
@@ -33,11 +29,3 @@ def test_a_million_tiny_members_are_refused_not_waited_for(tmp_path):
     assert inflate(path)[1] == "gzip data in too many too small members"
     path.write_bytes(gzip.compress(b" ") * 5_000)
     assert inflate(path) == (b" " * 5_000, "")
-
-
-def test_pipes_and_devices_are_refused_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "rank0.json")
-    for file in (str(tmp_path / "rank0.json"), "/dev/zero"):
-        with pytest.raises(TraceError, match="a pipe or a device") as caught:
-            open_binary(file)
-        assert caught.value.hint

@@ -69,9 +69,13 @@ def damaged(message: str, file: str, hint: str = RERUN) -> LogError:
     return LogError(message, hint=hint, file=file)
 
 
-def doubt(code: Code, message: str, hint: str, file: str) -> Gap:
-    """Return what must not be read into a log."""
-    return Gap(code=code, message=message, hint=hint, file=file)
+def doubts_about(file: str, *cases: tuple[object, Code, str, str]) -> tuple[Gap, ...]:
+    """Say what must not be read into a log: whether it is so, its code, what is said, the cure."""
+    return tuple(
+        Gap(code=code, message=message, hint=hint, file=file)
+        for so, code, message, hint in cases
+        if so
+    )
 
 
 def number(value: object, file: str, where: str) -> float:

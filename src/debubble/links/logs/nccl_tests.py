@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from debubble.errors import Code, Gap
+from debubble.errors import Code
 from debubble.links.hop_times import GB
 from debubble.links.logs.log import (
     NOT_AVAILABLE,
@@ -27,7 +27,7 @@ from debubble.links.logs.log import (
     Message,
     checked_sum,
     damaged,
-    doubt,
+    doubts_about,
     number,
     number_or_none,
     whole,
@@ -205,6 +205,7 @@ def _log_of(test: _Test, file: str) -> Log:
         raise damaged("no sizes were measured", file)
     rates, ranks = [half.busbw_gb_s for half in halves], test.ranks
     checked_sum(rates, test.average_gb_s, len(rates), "the rows average", file)
+    ring = f"{len(ranks)} ranks send in a ring, as fast as its slowest hop"
     passes_messages = test.name.startswith("sendrecv")
     return Log(
         file=file,
@@ -226,13 +227,26 @@ def _log_of(test: _Test, file: str) -> Log:
             if passes_messages and len(ranks) == 2
             if size and out is not None and out.time_us and not out.host_time
         ),
-        doubts=tuple(
-            _doubts(
-                file,
-                ring=len(ranks) if passes_messages else 0,
-                host_time=any(half.host_time for half in halves),
-                wrong=bool(test.out_of_bounds) or any(half.wrong for half in halves),
-            )
+        doubts=doubts_about(
+            file,
+            (
+                passes_messages and len(ranks) > 2,
+                Code.RING_NAMES_NO_HOP,
+                f"{ring}: which hop that is cannot be told",
+                "run it on two ranks at a time, or torchrun … -m debubble.links",
+            ),
+            (
+                any(half.host_time for half in halves),
+                Code.HOST_TIMES,
+                "times are the host's (-C 1): they tell no bandwidth",
+                "run it again without -C",
+            ),
+            (
+                test.out_of_bounds or any(half.wrong for half in halves),
+                Code.WRONG_VALUES,
+                "data arrived wrong: this link loses or changes what it carries",
+                "take the machine out of service and check its links",
+            ),
         ),
     )
 
@@ -242,31 +256,6 @@ def _cells(half: _Half | None) -> tuple[float | None, ...]:
         return None, None, None
     time_s = half.time_us * NS_PER_US / NS_PER_S
     return time_s, half.algbw_gb_s * GB, half.busbw_gb_s * GB
-
-
-def _doubts(file: str, *, ring: int, host_time: bool, wrong: bool) -> Iterator[Gap]:
-    if ring > 2:
-        yield doubt(
-            Code.RING_NAMES_NO_HOP,
-            f"{ring} ranks send in a ring, as fast as its slowest hop: which hop that is cannot be "
-            "told",
-            "run it on two ranks at a time, or torchrun … -m debubble.links",
-            file,
-        )
-    if host_time:
-        yield doubt(
-            Code.HOST_TIMES,
-            "times are the host's (-C 1): they tell no bandwidth",
-            "run it again without -C",
-            file,
-        )
-    if wrong:
-        yield doubt(
-            Code.WRONG_VALUES,
-            "data arrived wrong: this link loses or changes what it carries",
-            "take the machine out of service and check its links",
-            file,
-        )
 
 
 READERS = (LogReader(_tells, _read),)

@@ -13,18 +13,18 @@ SUM device_to_device_memcpy_read_ce 791.50        the cells have to add up to it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
-from debubble.errors import Code, Gap
+from debubble.errors import Code
 from debubble.links.logs.log import (
     Cell,
     Log,
     LogReader,
     checked_sum,
     damaged,
-    doubt,
+    doubts_about,
     number,
     number_or_none,
 )
@@ -55,7 +55,21 @@ def _read(text: str, data: Any, file: str) -> Log:
         about="nvbandwidth",
         columns=("test", "status", "figures", "sum", "unit"),
         rows=tuple(rows),
-        doubts=tuple(_doubts(rows, cut, file)),
+        doubts=doubts_about(
+            file,
+            (
+                any(str(name).endswith("_ce") and figures for name, _, figures, *_ in rows),
+                Code.COPY_ENGINE,
+                "figures of copy engines; NCCL sends with kernels, and is slower",
+                "hold NCCL's figures against those of kernels (_sm), or its own",
+            ),
+            (
+                cut,
+                Code.LOG_CUT,
+                f"{cut}: tests may be missing",
+                "give the whole log, or run it again and write it with -j",
+            ),
+        ),
     )
 
 
@@ -123,23 +137,6 @@ def _row(name: str, figures: Sequence[float | None], total: object, unit: str, f
     known = [figure for figure in figures if figure is not None]
     checked_sum(known, told, 1, f"the figures of {name} add up to", file)
     return name, "Passed", tuple(figures), told, unit
-
-
-def _doubts(rows: Sequence[_Row], cut: str, file: str) -> Iterator[Gap]:
-    if any(str(name).endswith("_ce") and figures for name, _, figures, *_ in rows):
-        yield doubt(
-            Code.COPY_ENGINE,
-            "figures of copy engines; NCCL sends with kernels, and is slower",
-            "hold NCCL's figures against those of kernels (_sm), or its own",
-            file,
-        )
-    if cut:
-        yield doubt(
-            Code.LOG_CUT,
-            f"{cut}: tests may be missing",
-            "give the whole log, or run it again and write it with -j",
-            file,
-        )
 
 
 READERS = (LogReader(_tells, _read),)
