@@ -11,7 +11,6 @@ from support.timelines.by_hand import MS, a_rank, a_timeline
 
 from debubble.simulate.costs.passes import (
     WHOLE,
-    PassCosts,
     PassModel,
     beside_messages,
     collectives_of,
@@ -44,10 +43,6 @@ class TestActivity:
     def test_passes_at_once_count_each_and_those_long_over_do_not(self):
         found = trailing_activity(ns(0, 100, 100), ns(40, 140, 120))
         assert found.tolist() == [1.0, 1.5, 1.0]
-
-    def test_many_runs_are_each_by_themselves(self):
-        start, end = np.stack((ns(0, 0), ns(0, 60)), axis=1), np.stack((ns(40, 40), ns(40, 100)), 1)
-        assert trailing_activity(start, end).tolist() == [[2.0, 1.0], [2.0, 1.0]]
 
     def test_time_under_others_counts_each_of_them_inside_the_stretch_alone(self):
         found = time_under(ns(10, 30), ns(20, 40), ns(0, 15), ns(18, 100))
@@ -96,20 +91,9 @@ class TestMedians:
         )
         assert found.median == {(0, F): (10 - 2 - 1) * MS}
 
-    def test_a_kind_that_stages_share_has_their_mean(self):
-        assert equal_stages({(0, F): 2, (1, F): 4, (0, B): 6, (1, B): 7}) == {
-            (0, F): 3,
-            (1, F): 3,
-            (0, B): 6,
-            (1, B): 6,
-        }
-
     def test_a_first_stage_without_input_gradient_is_held_against_both_halves(self):
         found = equal_stages({(0, W): 50, (1, I): 10, (1, W): 20, (2, I): 14, (2, W): 30})
         assert found == {(0, W): 12 + 25, (1, I): 12, (1, W): 25, (2, I): 12, (2, W): 25}
-
-    def test_where_nothing_is_split_a_weight_gradient_is_one_as_any_other(self):
-        assert equal_stages({(0, W): 10, (1, W): 20}) == {(0, W): 15, (1, W): 15}
 
 
 def test_forward_passes_that_took_no_time_tell_nothing_of_their_data():
@@ -216,13 +200,6 @@ class TestEnds:
     def test_less_than_a_tenth_of_a_layer_is_no_embedding(self):
         assert self.fitted(0.2, 0, 0.4).extras[F] == pytest.approx((0.0, 0.4 / 3))
 
-    def test_of_an_end_without_layers_the_other_stages_tell_what_one_takes(self):
-        found = self.fitted(3, 0, 9, each=(3 * MS, 3 * MS, 0))
-        assert found.extras[F] == pytest.approx((1.0, 3.0))
-
-    def test_layers_that_were_stated_otherwise_win_and_nothing_is_extra(self):
-        assert self.fitted(3, 0, 9, layers=(2, 3, 1)).extras == {}
-
 
 class TestKinds:
     """One dense layer of 2 ms and seven with experts of 10 ms; kernels work for a half of that."""
@@ -267,9 +244,6 @@ class TestKinds:
         assert found.priced(rows).tolist() == [found.priced(row).tolist() for row in rows]
         assert found.layers == pytest.approx(found.priced((4, 4)))
 
-    def test_layers_of_one_kind_are_as_many_as_they_are(self):
-        assert TestEnds().fitted(3, 0, 9).priced((1, 4, 1)).tolist() == [1, 4, 1]
-
 
 def a_kind(name, layers, span):
     return LayerKind(name=name, layers=layers, layer_ns=span * MS // 2, span_ns=span * MS)
@@ -308,13 +282,6 @@ class TestShares:
         found = share_under(ns(10, 30), ns(20, 40), ns(0, 11, 36, 90), ns(15, 18, 99, 95))
         assert found.tolist() == [0.8, 0.4]
         assert share_under(ns(10), ns(20), ns(), ns()).tolist() == [0.0]
-
-    def test_many_runs_are_each_by_themselves(self):
-        start, end = np.stack((ns(0), ns(0)), axis=1), np.stack((ns(10), ns(10)), axis=1)
-        begun, over = np.stack((ns(0), ns(5)), axis=1), np.stack((ns(1), ns(9)), axis=1)
-        assert share_under(start, end, begun, over).tolist() == [[0.1, 0.4]]
-        assert share_under(start[:0], end[:0], begun, over).shape == (0, 2)
-        assert share_under(start, end, begun[:0], over[:0]).tolist() == [[0.0, 0.0]]
 
     def test_a_pass_lies_beside_what_its_own_rank_sends_and_receives_waiting_or_not(self):
         passes = [(0, 0, "F", 0, 0, 0, 10), (1, 1, "F", 0, 0, 0, 10), (2, 2, "F", 0, 0, 0, 10)]
@@ -371,14 +338,6 @@ class TestBeside:
         assert not self.fitted(1.0, among=range(1, 8)).tells_beside
         assert not self.fitted(1.0, among=(3,)).tells_beside
 
-    def test_it_is_never_less_than_nothing(self):
-        """Passes beside messages that are quicker than others."""
-        timeline = a_timeline(
-            [(0, 0, "F", n, 0, 1000 * n, 1000 * n + (40 if n % 2 else 50)) for n in range(8)],
-            [(0, 1, 1000 * n, 1000 * n, 1000 * n + 20) for n in (1, 3, 5, 7)],
-        )
-        assert fit_passes(timeline, 0).beside == 0.0
-
 
 def a_model(base, **more):
     known = {
@@ -405,13 +364,6 @@ class TestModel:
     def test_a_run_of_one_microbatch_tells_of_the_others_too(self):
         assert a_model({(B, True, 0): 1.0}).log_ns(B, first=False, place=0) == 1.0
 
-    def test_ends_of_an_unknown_kind_are_those_of_the_nearest(self):
-        assert a_model({}, extras={F: (1.0, 2.0)}).besides_layers(W) == (1.0, 2.0)
-        both = a_model({}, extras={F: (1.0, 2.0), B: (3.0, 4.0)})
-        assert both.besides_layers(W) == (3.0, 4.0)
-        assert both.besides_layers(F) == (1.0, 2.0)
-        assert a_model({}).besides_layers(F) == (0.0, 0.0)
-
     def test_with_more_tokens_each_kind_grows_as_it_does(self):
         model = a_model(
             {(F, False, 0): 0.0, (B, False, 0): 1.0},
@@ -420,12 +372,6 @@ class TestModel:
         grown = model.with_tokens(3.0).base
         assert grown[F, False, 0] == pytest.approx(log(3))
         assert grown[B, False, 0] == pytest.approx(1 + log(0.5 + 0.5 * 3))
-
-
-def test_a_typical_pass_is_the_median_where_no_first_one_was_told():
-    one = {(0, F): 7}
-    costs = PassCosts(median=one, equal=one, first={}, sound=one, heavy=1.0, data={})
-    assert costs.typical((0, F), 0) == costs.typical((0, F), 3) == 7
 
 
 def test_stamps_as_traces_have_them_are_counted_as_small_ones_are():

@@ -38,11 +38,6 @@ def test_a_last_stage_with_a_head_of_three_layers_is_left_with_that_alone():
     assert best_split(baseline, Change()).latency_s > found.latency_s * 1.04
 
 
-def test_a_first_stage_can_be_an_embedding():
-    baseline, _ = run_with_ends(4, 3, embedding=4.0)
-    assert best_split(baseline, Change(), empty_ends=True).split == (0, 4, 4, 4)
-
-
 def test_no_stage_is_left_with_nothing_to_do():
     baseline, _ = run_with_ends(4, 1, head=3.0)
     split = best_split(baseline, Change(), empty_ends=True).split
@@ -80,11 +75,6 @@ def test_what_serves_is_not_told_of_ranks_without_layers(framework):
     run = Setting(ranks=4, layers=12, schedule="forward-only")
     with pytest.raises(CannotBeTold, match="has no setting for a stage without layers"):
         emit(framework, Change(split=(4, 4, 4, 0)), run)
-
-
-def test_megatron_writes_stages_of_an_embedding_and_of_a_loss():
-    run = Setting(ranks=4, layers=8, microbatches=8, schedule="1f1b")
-    assert "'E|(t*4|)*2,L'" in emit("megatron", Change(split=(0, 4, 4, 0)), run)
 
 
 def test_head_and_embedding_are_named_in_layers():

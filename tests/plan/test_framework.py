@@ -7,7 +7,6 @@ from support.traces.read_once import analyse_recording
 from support.traces.recordings import DATA, H200
 
 from debubble import api
-from debubble.errors import UsageError
 from debubble.report.plan import plan_page
 
 pytestmark = pytest.mark.slow
@@ -76,19 +75,7 @@ def test_what_a_framework_has_no_words_for_at_all_leaves_nothing():
     assert found.emitted.reason.startswith("vLLM has no setting to train")
 
 
-def test_an_order_is_ranked_without_what_is_no_part_of_it():
-    found = plan_of(TORCH, planned_for="csv")
-    assert schedules(found)
-    assert not any(one.change.split or one.change.overlap for one in found.options)
-    assert found.quickest_split is None
-
-
 def test_megatrons_overlap_is_weighed_where_it_has_virtual_stages():
     grouped = plan_of(DATA / "frameworks" / "mg_int_batched")
     assert any(one.change.overlap for one in grouped.options)
     assert not any(one.change.overlap for one in plan_of(MEGATRON).options)
-
-
-def test_a_framework_of_no_emitter_is_refused():
-    with pytest.raises(UsageError, match="no framework is called 'jax'"):
-        plan_of(TORCH, planned_for="jax")

@@ -10,17 +10,13 @@ import pytest
 from support.simulator.allocator import ACTIVATION, BATCH, MESSAGE, allocator_run
 from support.timelines.engine_runs import MS, planned_run
 
-import debubble.plan.plan
-from debubble.errors import UsageError
-from debubble.plan.baseline import even_split
 from debubble.plan.change import Change
 from debubble.plan.lever import Permissions
-from debubble.plan.option import Idea, cuts_backward, headroom_after, quick_latency_s, weigh
+from debubble.plan.option import Idea, cuts_backward, headroom_after, weigh
 from debubble.plan.plan import make_plan
 from debubble.report.answers.plan import answer_of_plan
 from debubble.report.plan import plan_page
 from debubble.simulate.costs.memory import fit_memory
-from debubble.timeline.schedules import SCHEDULES
 
 pytestmark = pytest.mark.slow
 
@@ -167,29 +163,6 @@ def test_no_more_microbatches_are_tried_than_asked_for():
     assert max(one.change.microbatches or 0 for one in plan.options) == 16
 
 
-def test_dualpipe_v_with_fewer_microbatches_than_stages_is_refused():
-    baseline, timeline = planned_run("1f1b", 4, 4, split=LAYERS)
-    reason = refusals(make_plan(baseline, timeline))["dualpipe-v"]
-    cure = "give 8 microbatches or more"
-    assert reason == f"dualpipe-v needs a microbatch for each of 8 stages, not 4; {cure}"
-
-
-def test_interleaved_schedules_are_refused_where_rounds_are_unequal():
-    baseline, timeline = planned_run("1f1b", 3, 7, split=(4, 4, 4))
-    refused = refusals(make_plan(baseline, timeline))
-    for name in ("interleaved-1f1b", "interleaved-zb"):
-        assert "cannot cut 7 microbatches into 2 equal rounds" in refused[name]
-
-
-def test_schedules_with_more_stages_than_layers_are_refused():
-    baseline, timeline = planned_run("1f1b", 4, 8, split=(1, 2, 2, 1))
-    refused = refusals(make_plan(baseline, timeline))
-    for name in ("interleaved-1f1b", "zbv", "dualpipe-v", "looped-bfs", "interleaved-zb"):
-        assert refused[name] == "6 layers cannot fill 8 stages; each stage needs at least one layer"
-    with pytest.raises(UsageError, match="3 layers cannot fill 4 stages"):
-        even_split(3, 4)
-
-
 def test_an_uneven_split_is_evened_out_and_its_gain_is_that_of_the_formula():
     baseline, timeline = planned_run("1f1b", 4, 8, split=(3, 3, 3, 7))
     plan = make_plan(baseline, timeline)
@@ -229,30 +202,6 @@ def test_a_split_that_does_not_fit_memory_is_not_proposed():
         assert option.fits_memory
 
 
-def test_nothing_to_gain_is_said():
-    baseline, timeline = planned_run("forward-only", 2, 128, split=(4, 4))
-    plan = make_plan(baseline, timeline, most_microbatches=128)
-    assert plan.recommended == ()
-    assert plan_page(answer_of_plan(plan)).answer.startswith("No option gains more than the noise")
-
-
-def test_what_is_the_bottleneck_is_said_first_and_what_helps_after_it():
-    plan = make_plan(*planned_run("1f1b", 4, 8, split=(3, 3, 3, 7)))
-    said = answer_of_plan(plan, bottleneck="the bubble is not your bottleneck: hosts are")
-    page = plan_page(said)
-    assert page.answer == "The bubble is not your bottleneck: hosts are."
-    best = plan.recommended[0].throughput_gain
-    assert f"{100 * best:+.0f} %" in page.findings[0]
-    assert said.to_dict()["bottleneck"] == "the bubble is not your bottleneck: hosts are"
-
-
-def test_without_memory_in_the_run_it_is_said_to_be_unknown():
-    plan = make_plan(*planned_run("1f1b", 4, 8, split=LAYERS))
-    assert {one.fits_memory for one in plan.options} == {None}
-    page = plan_page(answer_of_plan(plan))
-    assert any(note.startswith("memory: growth unknown") for note in page.notes)
-
-
 def test_without_layers_stages_cannot_move_and_the_rest_is_planned():
     plan = make_plan(*planned_run("1f1b", 4, 8))
     refused = refusals(plan)
@@ -268,12 +217,6 @@ def test_one_microbatch_can_be_planned_with():
     assert "each added microbatch takes as long as the recorded one" in more.assumptions
 
 
-def test_the_same_run_gives_the_same_plan():
-    run = planned_run("1f1b", 4, 8, split=LAYERS, noise=0.05, wire_ns=MS)
-    first, second = (answer_of_plan(make_plan(*run)).to_dict() for _ in range(2))
-    assert first == second
-
-
 def test_a_very_long_step_is_weighed_with_one_lever_at_a_time(monkeypatch):
     baseline, timeline = planned_run("1f1b", 4, 8, split=(3, 4, 4, 5))
 
@@ -285,17 +228,6 @@ def test_a_very_long_step_is_weighed_with_one_lever_at_a_time(monkeypatch):
     # 64 passes are the run's own 8 microbatches: with more of them nothing else is changed.
     monkeypatch.setattr("debubble.plan.plan._MOST_PASSES", 64)
     assert counted_with_others() == {None}
-
-
-def test_schedules_are_combined_with_the_best_split_by_what_they_take_with_it():
-    """Cut 2, 2, 2, 6, schedules with more stages, which are cut anew, look best by themselves."""
-    baseline, timeline = planned_run("1f1b", 4, 8, split=(2, 2, 2, 6), wire_ns=MS // 10)
-    plan = make_plan(baseline, timeline)
-    alone = [one.change for one in plan.options if one.lever == "schedule"]
-    assert alone[0].chunks == 2
-    together = [one.change for one in plan.options if one.lever == "combined"]
-    cut_well = [one for one in together if one.split == (3, 3, 3, 3) and not one.microbatches]
-    assert {one.schedule for one in cut_well} & {"zb-h1", "zb-h2"}
 
 
 def cut_options(plan):
@@ -348,15 +280,3 @@ def test_cutting_backward_passes_that_make_no_weight_gradients_is_promised_nothi
         assert option.throughput_gain < 0.0
         assert any("weight gradients take almost no time" in said for said in option.assumptions)
     assert not [one for one in plan.recommended if one.change.schedule in {"zb-h1", "zb-h2"}]
-
-
-def test_no_change_is_timed_twice(monkeypatch):
-    timed = []
-
-    def count(baseline, change):
-        timed.append(change)
-        return quick_latency_s(baseline, change)
-
-    monkeypatch.setattr(debubble.plan.plan, "quick_latency_s", count)
-    make_plan(*planned_run("1f1b", 4, 8, split=(3, 3, 3, 7)))
-    assert len(timed) == len(set(timed)) > len(SCHEDULES)

@@ -9,12 +9,10 @@ import pytest
 from support.timelines.engine_runs import MS, planned_run
 from support.traces.read_once import build_recording
 
-from debubble.errors import UsageError
 from debubble.ledger.hop_health import account_for, judge_links, saved_by_repair
 from debubble.ledger.verdict import name_causes
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
-from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.levers.link import repairs, words
 from debubble.plan.plan import make_plan
 from debubble.report.answers.plan import answer_of_plan
@@ -89,17 +87,6 @@ def test_two_links_of_one_rank_are_one_repair_besides_each_alone():
     }
 
 
-def test_where_messages_go_one_way_one_hop_is_repaired():
-    baseline, _, links = run_with("forward-only", 6)
-    (repair,) = repairs(baseline, links)
-    assert repair.option.change == Change(repaired=((1, 2),))
-
-
-def test_hops_that_are_alike_are_none_to_repair():
-    baseline, _, links = run_with("forward-only", 1, noise=0.05)
-    assert repairs(baseline, links) == []
-
-
 def test_other_levers_are_weighed_on_the_repaired_run_too():
     baseline, timeline, links = run_with("1f1b", 6)
     plan = make_plan(baseline, timeline, links=links)
@@ -112,14 +99,6 @@ def test_other_levers_are_weighed_on_the_repaired_run_too():
     others = [one for one in plan.options if one.change.repaired is None]
     assert all(stays in one.assumptions for one in others)
     assert not any(stays in one.assumptions for one in (alone, *both))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", sorted(EMITTERS))
-def test_no_framework_can_be_told_to_repair_a_link(framework):
-    baseline, _, _ = run_with("forward-only", 1)
-    with pytest.raises(UsageError, match="to repair a link"):
-        emit(framework, Change(repaired=((1, 2),), split=LAYERS), baseline.setting)
 
 
 @pytest.fixture(scope="module")

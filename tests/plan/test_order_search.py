@@ -8,15 +8,14 @@ import pytest
 from support.services.console import REPOSITORY, type_command
 from support.traces.read_once import analyse_recording
 
-from debubble.errors import CannotBeTold, UsageError
+from debubble.errors import UsageError
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import emit
-from debubble.plan.lever import OrderSearch, Refusal, Start
+from debubble.plan.lever import OrderSearch, Start
 from debubble.plan.levers import order
 from debubble.plan.option import headroom_after, quick_latency_s
 from debubble.plan.orders.search import find_order
 from debubble.plan.request import Stated
-from debubble.report.answers.change import describe_refused
 from debubble.timeline.schedules import check_order, order_of, parse_order
 
 RECORDED = REPOSITORY / "tests" / "data" / "h200" / "1f1b_p3_m7"
@@ -56,25 +55,6 @@ def test_a_search_stops_when_its_time_is_up(baseline):
     assert find_order(baseline, question).rounds == 2
 
 
-def test_what_was_looked_for_and_not_found_is_called_an_order():
-    refused = Refusal(lever="order", change=Change(), reason="none was found")
-    assert describe_refused(refused) == "searched order"
-
-
-def test_a_limit_that_the_run_is_over_is_kept_by_the_stages_of_ranks_that_lack_memory(tmp_path):
-    answer = type_command(f"debubble plan {RECORDED} --memory-limit 3.2GiB --json -q", tmp_path)
-    found = json.loads(answer.text)
-    option = next(one for one in found["options"] if one["change"].get("recompute_stages"))
-    every = next(one for one in found["options"] if one["change"].get("recompute"))
-    # Dearer than the run, which does not fit, and cheaper than all stages.
-    now = found["baseline"]["numbers"]["batch_latency_s"]
-    latencies = [one["numbers"]["batch_latency_s"] for one in (option, every)]
-    assert now < latencies[0] < latencies[1]
-    assert option["fits_memory"]
-    assert found["verdict"].startswith("A rank exceeds its memory limit by ")
-    assert "This fits: " in found["verdict"]
-
-
 def test_forward_passes_alone_have_nothing_to_be_ordered():
     forward = REPOSITORY / "tests" / "data" / "h200" / "fwd_closed_m4"
     run = analyse_recording(forward)
@@ -84,19 +64,10 @@ def test_forward_passes_alone_have_nothing_to_be_ordered():
         next(order.ideas(start))
 
 
-def test_a_framework_with_a_schedule_of_its_own_cannot_be_told(baseline):
+def test_torch_is_told_of_the_file(baseline):
     change = Change(schedule=SEARCHED, order=order_of("zb-h2", 3, 7))
-    with pytest.raises(CannotBeTold):
-        emit("megatron", change, baseline.setting)
-
-
-def test_torch_is_told_of_the_file_and_of_stages_that_keep_less(baseline):
-    change = Change(schedule=SEARCHED, order=order_of("zb-h2", 3, 7), recompute_stages=(1,))
     text = emit("torch", change, baseline.setting)
     assert '_load_csv("order.csv")' in text
-    assert "use_reentrant=False): 1." in text
-    with pytest.raises(CannotBeTold):
-        emit("torchtitan", change, baseline.setting)
 
 
 @pytest.mark.slow

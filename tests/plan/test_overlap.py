@@ -45,14 +45,6 @@ def test_it_is_said_to_gain_exactly_where_it_does(slowdown, gains):
     assert (found.slowdown < found.break_even) == gains
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slowdown", [1.2, 2.0])
-def test_a_gain_within_the_noise_or_none_is_not_recommended(slowdown):
-    plan = make_plan(*planned_run(*RUN, wire_ns=4 * MS, slowdown=slowdown, noise=0.01))
-    assert "overlap" in {option.lever for option in plan.options}
-    assert "overlap" not in {option.lever for option in plan.recommended}
-
-
 def test_at_break_even_the_run_with_overlap_takes_what_it_takes_now():
     baseline, _ = planned_run(*RUN, wire_ns=4 * MS)
     even = consider(baseline).break_even
@@ -67,10 +59,6 @@ def test_where_nothing_overlaps_the_slowdown_is_unknown_and_overlap_not_recommen
     assert plan.overlap.option.throughput_gain > 0.05
     assert "overlap" not in {option.lever for option in plan.recommended}
     assert any("this run has no overlap" in said for said in plan.overlap.option.assumptions)
-
-
-def test_where_messages_run_beside_compute_already_there_is_no_such_lever():
-    assert consider(planned_run("zb-h1", 4, 8)[0]) is None
 
 
 def test_what_is_not_expected_to_gain_is_not_to_be_tried():

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.timelines.timed_splits import timer_of
 
 from debubble.errors import NoSplitFits, UsageError
-from debubble.plan.split import all_splits, find_partition, neighbours
+from debubble.plan.split import all_splits, find_partition
 from debubble.plan.split_problem import (
     SplitMemory,
     Work,
     bound_all,
     bound_splits,
-    fits_alone,
-    min_max,
     overflow_of,
-    seconds_of_blocks,
     split_problem,
     turns_of,
 )
@@ -123,24 +118,6 @@ def test_no_split_is_quicker_than_its_bound_and_none_than_the_bound_of_all(name,
         assert bound_all(problem) <= bounds.min() * (1 + 1e-9)
 
 
-def test_forward_only_the_bound_is_what_a_split_takes():
-    rng = np.random.default_rng(3)
-    for _ in range(CASES):
-        problem = random_problem(rng, "forward-only", 1)
-        splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
-        latencies = timer_of(problem, "forward-only")(splits)
-        assert bound_splits(problem, splits) == pytest.approx(latencies)
-
-
-def test_equal_forward_stages_meet_the_bound_and_are_called_exact_without_trying_all():
-    problem = split_problem(np.ones(64), rank=np.arange(8), microbatches=16)
-    found = find_partition(problem, timer_of(problem, "forward-only"))
-    assert found.split == (8,) * 8
-    assert found.exact
-    assert found.latency_s == found.lower_bound_s == 8 * (16 + 7)
-    assert found.timed < 100
-
-
 @pytest.mark.parametrize(
     ("name", "microbatches"), [("gpipe", 2), ("gpipe", 16), ("1f1b", 16), ("1f1b", 24)]
 )
@@ -173,44 +150,6 @@ def test_a_hundred_layers_on_sixteen_stages_are_proved_best_by_timing_a_handful(
     assert found.latency_s < 0.9 * found.given_latency_s
 
 
-def test_stages_turn_where_their_order_says():
-    turns = turns_of(order_of("1f1b", 4, 8))
-    assert turns.ahead.tolist() == turns.behind.tolist() == [4, 3, 2, 1]
-    turns = turns_of(order_of("gpipe", 3, 5))
-    assert turns.ahead.tolist() == turns.behind.tolist() == [5, 5, 5]
-    assert turns_of(order_of("zb-h2", 3, 12)).ahead.tolist() == [5, 3, 1]
-    assert turns_of(order_of("forward-only", 3, 5)) is None
-    assert turns_of(order_of("zbv", 3, 6)) is None
-
-
-def min_max_by_hand(problem, splits):
-    """Return the least maximum, by adding up layers one by one."""
-    best = float("inf")
-    for split in splits.tolist():
-        layer, longest = 0, 0.0
-        for stage, size in enumerate(split):
-            work = sum(problem.layers.whole[layer : layer + size].tolist())
-            longest = max(
-                longest, problem.slowness[stage] * work + float(problem.stages.whole[stage])
-            )
-            layer += size
-        best = min(best, longest)
-    return best
-
-
-@pytest.mark.parametrize("caps", [False, True], ids=["free", "caps"])
-def test_the_seed_has_the_cheapest_most_expensive_stage_of_all_splits(caps):
-    rng = np.random.default_rng(5 + caps)
-    for _ in range(CASES):
-        problem = random_problem(rng, "1f1b", 1, caps=caps)
-        splits = all_splits(problem.layer_count, problem.stage_count, problem.least)
-        splits = splits[overflow_of(problem, splits) == 0]
-        blocks = seconds_of_blocks(problem, "whole")
-        split, cost = min_max(blocks, fits_alone(problem))
-        assert cost == pytest.approx(min_max_by_hand(problem, splits))
-        assert overflow_of(problem, np.array([split]))[0] == 0
-
-
 def test_the_given_split_is_never_made_worse():
     rng = np.random.default_rng(9)
     for _ in range(20):
@@ -224,12 +163,6 @@ def test_the_given_split_is_never_made_worse():
         found = find_partition(problem, evaluate, given=given_split, exhaustive_up_to=0)
         assert found.given_latency_s == evaluate(np.array([given_split]))[0]
         assert found.latency_s <= found.given_latency_s
-
-
-def test_the_best_split_given_is_kept():
-    problem = split_problem(np.ones(8), np.ones(8), rank=np.arange(4), microbatches=8)
-    found = find_partition(problem, timer_of(problem, "1f1b"), given=(2, 2, 2, 2))
-    assert found.split == (2, 2, 2, 2)
 
 
 def test_a_given_split_that_does_not_fit_is_timed_but_not_chosen():
@@ -292,17 +225,6 @@ def test_what_is_refused_fits_nowhere_and_nothing_else_is_refused(limit):
     assert refused > 10
 
 
-def test_stages_that_fit_alone_but_not_together_name_their_rank():
-    memory = SplitMemory(
-        layer_bytes=np.ones((4, 8)), stage_bytes=np.zeros(4), cap_bytes=np.array([3.0, 4.0])
-    )
-    problem = split_problem(
-        np.ones(8), np.ones(8), rank=np.arange(4) % 2, microbatches=4, memory=memory
-    )
-    with pytest.raises(NoSplitFits, match=r"rank [01] lacks 1 B with"):
-        find_partition(problem, timer_of(problem, "interleaved-1f1b", 2))
-
-
 def test_a_timing_below_the_bound_switches_the_bound_off():
     rng = np.random.default_rng(13)
     for _ in range(20):
@@ -314,18 +236,6 @@ def test_a_timing_below_the_bound_switches_the_bound_off():
         assert found.split == tuple(odd.tolist())
         if len(splits) > 1:
             assert found.lower_bound_s is None
-
-
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=6))
-@settings(max_examples=100)
-def test_neighbours_keep_every_layer_and_are_one_move_away(split):
-    split = np.array(split)
-    near = neighbours(split)
-    assert (near.sum(axis=1) == split.sum()).all()
-    assert (near >= 1).all()
-    moved = np.abs(near - split).sum(axis=1)
-    assert set(moved.tolist()) <= {2, 4}
-    assert len(near) >= (split > 1).sum() * (len(split) - 1)
 
 
 def test_splits_of_the_wrong_size_are_refused():
@@ -350,12 +260,3 @@ def test_a_search_from_the_best_split_for_half_the_microbatches_ends_near_the_wh
     assert short.latency_s <= 1.005 * whole.latency_s
     assert short.latency_s <= evaluate(np.array([near]))[0]
     assert short.timed < whole.timed
-
-
-def test_a_search_from_a_split_that_does_not_fit_ends_with_one_that_does():
-    cap = SplitMemory(
-        layer_bytes=np.ones((6, 30)), stage_bytes=np.zeros(6), cap_bytes=np.full(6, 6.0)
-    )
-    problem = split_problem(np.ones(30), np.ones(30), rank=np.arange(6), microbatches=8, memory=cap)
-    found = find_partition(problem, timer_of(problem, "1f1b", 1), near=(2, 3, 3, 3, 4, 15))
-    assert max(found.split) <= 6

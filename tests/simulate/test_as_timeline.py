@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from support.timelines.engine_runs import UNITS, run_order, timeline_of
 
 from debubble.ledger.ledger import build_ledger
-from debubble.report.frame import frame_step
-from debubble.report.lanes import draw_lanes
 from debubble.simulate.as_timeline import as_timeline
 from debubble.simulate.communication import OF_ONE_SCHEDULE, Communication
 from debubble.simulate.theory import bubble_fraction, ideal_bubble
@@ -73,21 +70,3 @@ def test_what_equal_stages_would_buy_is_what_they_do_buy():
     ledger = build_ledger(timeline, 0, [0])
     expected = int(run_order(order, even, **how)[1].window_ns)
     assert ledger.saving_of("imbalance").batch_latency_ns == expected
-
-
-def test_it_can_be_drawn():
-    lines = draw_lanes(frame_step(timeline_of("forward-only", 2, 2), 0, None), 40)
-    assert [line.plain.rstrip() for line in lines][1:5] == [
-        "rank 0 " + "F" * 22 + "·" * 11,
-        "    mb " + "0" * 11 + "1" * 11,
-        "rank 1 " + "·" * 11 + "F" * 22,
-        "    mb " + " " * 11 + "0" * 11 + "1" * 11,
-    ]
-
-
-def test_messages_have_the_size_they_are_given():
-    program, times = run_order(order_of("1f1b", 2, 2), communication=Communication.FUSED)
-    sizes = np.arange(1, 1 + len(program.messages))
-    timeline = as_timeline(program, times, message_bytes=sizes)
-    assert sorted(timeline.transfers.message_bytes.tolist()) == sizes.tolist()
-    assert set(as_timeline(program, times).transfers.message_bytes.tolist()) == {-1}

@@ -181,17 +181,6 @@ def test_windows_of_many_runs_are_those_of_each(communication, held, runs):
         assert windows[run] == engine.run(Lengths(**own)).window_ns
 
 
-def test_what_is_the_same_in_all_runs_need_be_given_once():
-    program = plan_program(order_of("zbv", 3, 6), Communication.RUNTIME)
-    engine = Engine(program)
-    once = drawn(program, 2, held=False)
-    for name in ("passes", "wire", "pass_floor"):
-        many = np.repeat(once.columns()[name][:, None], 3, axis=1)
-        windows = engine.windows(replace(once, **{name: many}))
-        assert windows.tolist() == [int(engine.run(once).window_ns)] * 3
-    assert engine.windows(once).tolist() == [int(engine.run(once).window_ns)]
-
-
 @pytest.mark.parametrize("communication", ALL)
 def test_one_run_of_few_events_a_level_needs_no_levels(communication, monkeypatch):
     program = plan_program(order_of("1f1b", 4, 6), communication)

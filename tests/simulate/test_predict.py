@@ -15,7 +15,7 @@ from support.timelines.engine_runs import MS, planned_run
 from debubble.simulate.communication import Communication
 from debubble.simulate.costs.wire_pools import BUFFERED_BYTES
 from debubble.simulate.planned import planned_engine
-from debubble.simulate.predict import SPREAD, WhatIf, enough_draws, mean_lengths, predict
+from debubble.simulate.predict import SPREAD, WhatIf, mean_lengths, predict
 from debubble.timeline.model import PassKind
 from debubble.timeline.schedules import order_of
 
@@ -59,16 +59,6 @@ class TestBesideMessages:
         sends = lengths.passes[program.passes.place == 0][1:]
         expected = 1 / (1 - share * (1 - exp(-log(2))))
         assert sends / (5 * MS) == pytest.approx([expected] * 3, rel=0.005)
-
-    def test_if_nothing_is_said_it_is_as_the_run_has_it(self):
-        source = a_source("forward-only", 2, 4, sending=10 * MS, one_way=10 * MS)
-        way = Communication.ASYNCHRONOUS
-        slowed = replace(source, passes=replace(source.passes, beside=log(2)))
-        said = run_at_means(source, "forward-only", 4, way, beside=log(2))[1]
-        assert run_at_means(slowed, "forward-only", 4, way)[1].passes.tolist() == (
-            said.passes.tolist()
-        )
-        assert set(run_at_means(source, "forward-only", 4, way)[1].passes.tolist()) == {5 * MS}
 
 
 @pytest.mark.parametrize(("buffers", "drain"), [(True, 15 * MS), (False, 30 * MS)])
@@ -144,9 +134,3 @@ def test_a_backward_pass_is_cut_where_its_weight_gradients_end(share):
     }
     assert sum(cut.values()) == pytest.approx(1.05 * backward, rel=0.03)
     assert cut[PassKind.W] == pytest.approx(share * 1.05 * backward, rel=0.03, abs=2)
-
-
-def test_a_long_step_is_drawn_less_often():
-    assert enough_draws(order_of("1f1b", 4, 8), 240) == 240
-    assert enough_draws(order_of("1f1b", 4, 64), 240) == 50_000 // (4 * 64 * 2)
-    assert enough_draws(order_of("gpipe", 64, 128), 240) == 12

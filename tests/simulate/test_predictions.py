@@ -74,8 +74,3 @@ def test_every_run_is_met_by_its_own_simulation(results):
     for folder in sorted({predict.DATA / of.source for of in predict.PAIRS if not of.layers}):
         baseline, _, _ = predict.load(folder)
         assert abs(baseline.misfit) <= log(1.05), folder.name
-
-
-def test_the_same_source_predicts_the_same(results):
-    again = predict.predict_pair(predict.DATA, predict.PAIRS[0])
-    assert again.predicted_ms == results[0].predicted_ms

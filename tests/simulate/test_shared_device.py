@@ -41,11 +41,6 @@ def shared(measured, lengths):
     return run_shared(engine, lengths, measured_activity=activity, slope=SLOPE)
 
 
-def test_a_run_that_does_not_change_takes_what_it_took(measured):
-    engine, lengths, _ = measured
-    assert shared(measured, lengths).window_ns == engine.run(lengths).window_ns
-
-
 def test_passes_that_run_beside_more_others_take_longer(measured):
     """Free wires let both ranks work all the time; the second had waited half of it."""
     _, lengths, activity = measured
@@ -54,17 +49,6 @@ def test_passes_that_run_beside_more_others_take_longer(measured):
     middle = (run.pass_end - run.pass_start)[150]
     assert activity[150] == 1.5
     assert middle == pytest.approx(5 * MS * np.exp(SLOPE / 2), rel=0.01)
-
-
-def test_many_runs_are_each_as_alone(measured):
-    _, lengths, _ = measured
-    half = replace(lengths, wire=lengths.wire // 2, drain=lengths.drain // 2)
-    columns = [one.columns() for one in (lengths, half)]
-    together = type(lengths)(
-        **{name: np.stack([one[name] for one in columns], axis=1) for name in columns[0]}
-    )
-    alone = [int(shared(measured, one).window_ns) for one in (lengths, half)]
-    assert shared(measured, together).window_ns.tolist() == alone
 
 
 PARTS = {"device": ("a", 0), "device_name": "NVIDIA H200", "multiprocessors": 33}

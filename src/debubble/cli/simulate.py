@@ -54,7 +54,6 @@ from debubble.units import (
 if TYPE_CHECKING:
     from debubble.plan.request import ChangeRequest, Stated
     from debubble.plan.server import ServerQuestion
-    from debubble.simulate.hand_set import HandSetCosts
     from debubble.timeline.schedules import Order, Statement
 
 
@@ -291,10 +290,8 @@ def _order(statement: Statement, ranks: int | None, microbatches: int | None) ->
     return statement.order_for(ranks, microbatches, chunks)
 
 
-def _hand_set(known: Mapping[str, Costs]) -> tuple[HandSetCosts, bool]:
+def _hand_set(known: Mapping[str, Costs]) -> tuple[dict[str, list[float]], bool]:
     """Return the costs, and whether all of them are plain numbers: else all of them are times."""
-    from debubble.simulate.hand_set import HandSetCosts
-
     # Nothing is nothing in any unit.
     plain = {is_plain for costs in known.values() for cost, is_plain in costs if cost}
     if len(plain) > 1:
@@ -304,7 +301,7 @@ def _hand_set(known: Mapping[str, Costs]) -> tuple[HandSetCosts, bool]:
     if False in plain and "forward" not in known:
         raise UsageError("what does a forward pass take?", hint="give --forward, such as 18.5ms")
     values = {name: [cost for cost, _ in costs] for name, costs in known.items()}
-    return HandSetCosts(**values), False not in plain
+    return values, False not in plain
 
 
 @click.command(

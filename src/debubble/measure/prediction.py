@@ -22,7 +22,7 @@ SAME_BATCH = 0.01
 NEARLY = 0.1
 # Of a change, by its names in plans and in answers: what no figure of the later run tells.
 _UNSEEN = (
-    *("overlap", "recompute", "recompute_stages"),
+    *("overlap", "recompute"),
     *("repaired", "repaired_hops", "token_scale", "order", "by_hand"),
 )
 

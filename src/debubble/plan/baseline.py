@@ -159,7 +159,6 @@ class Baseline:
             layers=layers,
             token_scale=self.microbatch_scale(change),
             recomputed=recomputed,
-            recompute_stages=change.recompute_stages or (),
             hops_ns=dict(change.hops_ns),
         )
 
@@ -216,13 +215,12 @@ class Baseline:
             return None  # what is kept without recomputing, a run that recomputes does not show
         what_if = self.what_if(change)
         layers = self.split_of(change, len(what_if.layers))
-        every = tuple(range(len(what_if.layers))) if what_if.recomputed > 0 else ()
         return predict_peaks(
             self.memory,
             what_if.order,
             layers=layers,
             token_scale=self.microbatch_scale(change),
-            recompute_stages=every or change.recompute_stages or (),
+            recompute=what_if.recomputed > 0,
         )
 
     def split_of(self, change: Change, stages: int) -> tuple[int, ...] | None:

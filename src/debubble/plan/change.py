@@ -32,8 +32,6 @@ class Change:
     """Transfers beside compute, where the framework waits for them now."""
     recompute: bool | None = None
     """Backward passes run their layers forward once more, and only their inputs are kept."""
-    recompute_stages: tuple[int, ...] | None = None
-    """The same of some stages alone."""
     repaired: tuple[tuple[int, int], ...] | None = None
     """Hops to be as others are, each by the ranks that send and receive."""
     hops_ns: tuple[tuple[Hop, int], ...] = ()

@@ -102,14 +102,35 @@ class Option:
 
 def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Option:
     """Predict a change, where that was not done, and hold it against the run as it is."""
-    source, change = baseline.source, idea.change
     found = predict_idea(baseline, idea) if found is None else found
-    factor = baseline.correction
     # What the run as it is is missed by, a change may be missed by as well.
     off = abs(baseline.misfit) * found.window_ns
     low = found.window_ns - hypot(found.window_ns - found.low_ns, off)
     high = found.window_ns + hypot(found.high_ns - found.window_ns, off)
-    window, low, high = (round(ns * factor) for ns in (found.window_ns, low, high))
+    factor = baseline.correction
+    return held_against(
+        baseline,
+        idea,
+        (found.window_ns * factor, low * factor, high * factor),
+        bubble_fraction=found.bubble_fraction,
+        headroom=headroom_after(baseline, idea.change),
+        assumptions=tuple(_assumed(baseline, idea)),
+    )
+
+
+def held_against(  # noqa: PLR0913 (all that an option is made of)
+    baseline: Baseline,
+    idea: Idea,
+    windows_ns: tuple[float, float, float],
+    *,
+    bubble_fraction: float,
+    headroom: tuple[Headroom, ...] | None,
+    assumptions: tuple[str, ...] = (),
+    by_replay: bool = False,
+) -> Option:
+    """Hold what a batch would take, and the ends of its interval, against the run as it is."""
+    source, change = baseline.source, idea.change
+    window, low, high = map(round, windows_ns)
     work = (change.microbatches or source.microbatches) * baseline.microbatch_scale(change)
     now = source.microbatches / (baseline.window_ns + baseline.outside_ns)
     gains = [work / (ns + baseline.outside_ns) / now - 1 for ns in (window, high, low)]
@@ -118,14 +139,15 @@ def weigh(baseline: Baseline, idea: Idea, found: Prediction | None = None) -> Op
         window_ns=window,
         low_ns=low,
         high_ns=high,
-        bubble_fraction=found.bubble_fraction,
+        bubble_fraction=bubble_fraction,
         microbatches_per_s=work / (window + baseline.outside_ns) * NS_PER_S,
-        headroom=headroom_after(baseline, change),
+        headroom=headroom,
         latency_gain=1 - window / baseline.window_ns,
         throughput_gain=gains[0],
         throughput_low=gains[1],
         throughput_high=gains[2],
-        assumptions=(*idea.assumptions, *_assumed(baseline, idea)),
+        assumptions=(*idea.assumptions, *assumptions),
+        by_replay=by_replay,
     )
 
 
@@ -200,9 +222,7 @@ def all_fit(ranks: Sequence[Headroom] | None) -> bool | None:
     return None if None in known else True
 
 
-def _assumed(  # noqa: C901 (a list of what may be said)
-    baseline: Baseline, idea: Idea
-) -> Iterator[str]:
+def _assumed(baseline: Baseline, idea: Idea) -> Iterator[str]:
     """Say what the run does not show, and which hops stay slow."""
     source, change = baseline.source, idea.change
     what_if = baseline.what_if(change)
@@ -219,8 +239,6 @@ def _assumed(  # noqa: C901 (a list of what may be said)
         yield "each added microbatch takes as long as the recorded one"
     if change.recompute:
         yield "recomputing repeats the forward pass of all layers"
-    elif change.recompute_stages:
-        yield "recomputing repeats the forward pass of these stages"
     elif change.recompute is False:
         yield "without recomputing, activations take memory that was not measured"
     if change.schedule not in {None, SEARCHED} and not runs(

@@ -36,41 +36,32 @@ class GivenCosts:
     """Of the hop from each stage to the next, or one number for all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandSetCosts:
-    """Nanoseconds, one value for all or one a stage; None where nothing was said."""
+def settle_costs(costs: Mapping[str, Sequence[float]], stages: int) -> GivenCosts:
+    """Fill in what was not said, by name: a backward pass is two forward ones; its halves equal.
 
-    forward: Sequence[float] | None = None
-    backward: Sequence[float] | None = None
-    input_grad: Sequence[float] | None = None
-    weight_grad: Sequence[float] | None = None
-    transfer: Sequence[float] = (0.0,)
-    """One for all hops, or one a hop: from each stage to the next."""
-
-
-def settle_costs(hand_set: HandSetCosts, stages: int) -> GivenCosts:
-    """Fill in what was not said: a backward pass is two forward ones, and its halves are equal."""
-    if hand_set.backward and (hand_set.input_grad or hand_set.weight_grad):
+    Of stages there is one value for all or one each, of transfers one for all hops or one each.
+    """
+    halves = [half for half in ("input_grad", "weight_grad") if half in costs]
+    if "backward" in costs and halves:
         raise UsageError(
             "a backward pass is its input gradient and its weight gradient",
             hint="give --backward, or --input-grad and --weight-grad",
         )
-    if bool(hand_set.input_grad) != bool(hand_set.weight_grad):
+    if len(halves) == 1:
         raise UsageError(
             "half of the backward pass is missing", hint="give --input-grad and --weight-grad"
         )
-    forward = _spread("--forward", hand_set.forward or (UNIT_NS,), stages, "stage")
+    known = {
+        name: _spread(name, values, stages, "stage")
+        for name, values in costs.items()
+        if name != "transfer"
+    }
+    forward = known.get("forward", np.full(stages, UNIT_NS))
     if not forward.all():
         raise UsageError("a forward pass takes no time", hint="give --forward more than 0")
-    if hand_set.backward:
-        both = _spread("--backward", hand_set.backward, stages, "stage")
-        inputs = both // 2
-        weights = both - inputs
-    elif hand_set.input_grad and hand_set.weight_grad:
-        inputs = _spread("--input-grad", hand_set.input_grad, stages, "stage")
-        weights = _spread("--weight-grad", hand_set.weight_grad, stages, "stage")
-    else:
-        inputs = weights = forward
+    backward = known.get("backward", 2 * forward)
+    inputs = known.get("input_grad", backward // 2)
+    weights = known.get("weight_grad", backward - inputs)
     return GivenCosts(
         passes={
             PassKind.F: forward,
@@ -78,7 +69,7 @@ def settle_costs(hand_set: HandSetCosts, stages: int) -> GivenCosts:
             PassKind.I: inputs,
             PassKind.W: weights,
         },
-        one_way=_spread("--transfer", hand_set.transfer, stages - 1, "hop"),
+        one_way=_spread("transfer", costs.get("transfer", (0.0,)), stages - 1, "hop"),
     )
 
 
@@ -117,7 +108,8 @@ def give_lengths(program: Program, costs: GivenCosts) -> Lengths:
     )
 
 
-def _spread(flag: str, values: Sequence[float], count: int, what: str) -> I64:
+def _spread(name: str, values: Sequence[float], count: int, what: str) -> I64:
+    flag = f"--{name.replace('_', '-')}"
     if len(values) not in {1, count}:
         raise UsageError(
             f"{flag} has {counted(len(values), 'value')} for {counted(count, what)}",

@@ -62,8 +62,6 @@ class WhatIf:
     """How many times as many tokens a microbatch has."""
     recomputed: float = 0.0
     """Layers that backward passes run forward more than in the run, as a share; below 0 fewer."""
-    recompute_stages: tuple[int, ...] = ()
-    """Stages whose backward passes run all their layers forward once more."""
     beside: float | None = None
     """What messages beside compute add to it, of the logarithm; None: as the run has it."""
 
@@ -331,12 +329,9 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
         known[number] = _log_length(model, kind, first=bool(first), place=place, ends=bool(ends))
     logs = known[of_pass]
     scaled: F64 = logs + np.log(np.maximum(weights, 1e-9))
-    shares = np.full(len(what_if.layers), what_if.recomputed)
-    shares[list(what_if.recompute_stages)] += 1.0
-    if shares.any():
+    if what_if.recomputed:
         # The half that needs activations first runs them again.
         again = (passes.kind == PassKind.I) | (passes.kind == PassKind.B)
-        again &= shares[passes.stage] != 0
         forward = np.array(
             [
                 _log_length(model, PassKind.F, first=False, place=place, ends=False)
@@ -345,7 +340,7 @@ def _log_lengths(program: Program, model: PassModel, what_if: WhatIf) -> F64:
         )
         layers = np.array(what_if.layers)[passes.stage[again]]
         once = np.exp(forward[passes.place[again]]) * layers
-        taken = np.exp(scaled[again]) + once * shares[passes.stage[again]]
+        taken = np.exp(scaled[again]) + once * what_if.recomputed
         scaled[again] = np.log(np.maximum(taken, once / 2))
     return scaled
 

@@ -50,33 +50,11 @@ def test_a_split_needs_the_number_of_layers():
         aim_of(Change(split=(8,) * 4), Setting(ranks=4))
 
 
-@pytest.mark.parametrize("known", [{"layers": 0}, {"microbatches": 0}, {"microbatch_size": 0}])
-def test_a_run_of_nothing_is_refused(known):
-    with pytest.raises(UsageError, match="make no pipeline"):
-        aim_of(Change(overlap=True), Setting(ranks=4, **known))
-
-
-def test_what_the_change_leaves_out_stays_as_it_is():
-    aim = aim_of(Change(microbatches=16), RUN)
-    assert (aim.ranks, aim.chunks, aim.schedule, aim.split) == (4, 1, "1f1b", None)
-    assert aim.microbatches == 16
-    assert aim_of(Change(split=(8,) * 4), RUN).microbatches == 8
-
-
 def test_chunks_stay_where_the_schedule_can_have_them_and_are_the_fewest_where_not():
     run = Setting(ranks=4, layers=48, microbatches=8, schedule="interleaved-1f1b", chunks=3)
     assert aim_of(Change(schedule="looped-bfs"), run).chunks == 3
     assert aim_of(Change(schedule="zbv"), run).chunks == 2
     assert aim_of(Change(schedule="1f1b"), run).chunks == 1
-
-
-def test_other_stages_get_an_even_split_and_the_same_stages_none():
-    assert aim_of(Change(schedule="zbv"), RUN).split == (4,) * 8
-    assert aim_of(Change(schedule="gpipe"), RUN).split is None
-
-
-def test_the_stages_of_a_v_are_placed_in_a_v():
-    assert aim_of(Change(schedule="zbv"), RUN).placement == ((0, 7), (1, 6), (2, 5), (3, 4))
 
 
 def write_order(folder, order):

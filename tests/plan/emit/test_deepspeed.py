@@ -69,17 +69,6 @@ def test_a_held_batch_makes_the_microbatch_smaller():
     assert config == {"gradient_accumulation_steps": 16, "train_micro_batch_size_per_gpu": 2}
 
 
-def test_split_and_microbatches_go_together():
-    config = {}
-    text = emit("deepspeed", Change(split=(8,) * 4, microbatches=16), RUN)
-    assert "SplitPipelineModule" in run_text(text, config=config)
-    assert config["gradient_accumulation_steps"] == 16
-
-
-def test_1f1b_is_what_it_runs_anyway():
-    assert "nothing to set" in emit("deepspeed", Change(schedule="1f1b"), RUN)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -91,8 +80,3 @@ def test_1f1b_is_what_it_runs_anyway():
 def test_what_deepspeed_lacks_is_refused(change, message):
     with pytest.raises(UsageError, match=message):
         emit("deepspeed", change, RUN)
-
-
-def test_two_stages_a_rank_are_refused():
-    with pytest.raises(UsageError, match="two stages on a rank"):
-        emit("deepspeed", Change(chunks=2), Setting(ranks=2, layers=8))

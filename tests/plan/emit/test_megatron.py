@@ -13,7 +13,6 @@ from support.emitted_text import code_of, flags_of, paste_flags, setting_for, sp
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
-from debubble.plan.emit.megatron import write_layout
 from debubble.timeline.schedules import order_of
 
 RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
@@ -68,12 +67,6 @@ def test_every_split_comes_back_from_its_layout(framework, sizes):
     assert check_layout(layout_in(framework, text), ranks, sum(split)) == list(split)
 
 
-def test_equal_neighbours_are_folded():
-    assert write_layout((3, 4, 4, 3)) == "Et*3|(t*4|)*2,t*3L"
-    assert write_layout((3, 1, 1, 2, 1)) == "Et*3|(t|)*2,t*2|tL"
-    assert write_layout((5,)) == "Et*5L"
-
-
 @pytest.mark.slow
 def test_a_shell_leaves_the_layout_alone():
     text = emit("megatron", Change(split=(7, 9, 9, 7)), RUN)
@@ -121,12 +114,6 @@ def test_schedules_that_megatron_lacks_are_refused(framework, schedule):
         emit(framework, Change(schedule=schedule), RUN)
 
 
-def test_back_to_one_stage_a_rank_is_a_layout_of_as_many_stages_as_ranks():
-    flags = flags_of(emit("megatron", Change(schedule="1f1b"), VIRTUAL))
-    layout = flags["--pipeline-model-parallel-layout"][0]
-    assert check_layout(layout, 4, 32) == [8, 8, 8, 8]
-
-
 @given(st.integers(2, 6), st.integers(1, 40))
 def test_groups_of_microbatches_obey_megatron_and_are_those_of_the_order(ranks, microbatches):
     run = Setting(ranks=ranks, layers=2 * ranks, microbatches=microbatches, schedule="1f1b")
@@ -152,10 +139,6 @@ def test_microbatches_that_make_no_equal_groups_are_refused(microbatches):
         emit("megatron", Change(microbatches=microbatches), VIRTUAL)
 
 
-def test_without_virtual_stages_any_number_of_microbatches_will_do():
-    assert "--global-batch-size" in emit("megatron", Change(microbatches=3), RUN)
-
-
 def test_virtual_stages_need_a_second_rank():
     with pytest.raises(UsageError, match="no virtual stages on one rank"):
         emit(
@@ -170,14 +153,6 @@ def test_virtual_stages_need_a_second_rank():
 def test_overlap_without_virtual_stages_is_refused(framework, overlap):
     with pytest.raises(UsageError, match="to overlap transfers without virtual stages"):
         emit(framework, Change(overlap=overlap), RUN)
-
-
-def test_overlap_with_virtual_stages_is_a_flag():
-    on = code_of(emit("megatron", Change(overlap=True), VIRTUAL))
-    off = code_of(emit("megatron", Change(overlap=False), VIRTUAL))
-    assert "--overlap-p2p-communication-warmup-flush" in on
-    assert "--no-overlap-p2p-communication" not in on
-    assert "--no-overlap-p2p-communication" in off
 
 
 def test_two_ranks_with_virtual_stages_must_overlap():
@@ -208,10 +183,3 @@ def test_nemo_overlap_is_one_of_two_that_exclude_each_other():
     config = run_config(emit("nemo", Change(overlap=True), VIRTUAL))
     assert config.comm_overlap.overlap_p2p_comm is True
     assert config.comm_overlap.batch_p2p_comm is False
-
-
-def test_nemo_groups_microbatches_as_megatron_does():
-    config = run_config(
-        emit("nemo", Change(microbatches=10), VIRTUAL), MICROBATCH_SIZE=1, DATA_PARALLEL=1
-    )
-    assert config.model.microbatch_group_size_per_vp_stage == 5

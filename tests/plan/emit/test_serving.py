@@ -84,13 +84,6 @@ def test_what_an_engine_does_by_itself_is_refused(framework, change):
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("framework", ENGINES)
-def test_two_stages_a_rank_are_refused(framework):
-    run = Setting(ranks=2, layers=8, chunks=2)
-    with pytest.raises(UsageError, match="a schedule or stages a rank"):
-        emit(framework, Change(split=(2, 2, 2, 2)), run)
-
-
 @pytest.mark.parametrize("framework", ["vllm", "tensorrt-llm"])
 def test_a_number_of_microbatches_is_refused_where_there_is_none(framework):
     with pytest.raises(UsageError, match="a number of microbatches"):
@@ -118,12 +111,6 @@ def test_sglang_with_the_batch_held_gets_smaller_microbatches():
     assert flags["--pp-max-micro-batch-size"] == ["3"]
 
 
-def test_sglang_takes_split_and_microbatches_together():
-    text = emit("sglang", Change(split=(15, 15, 15, 16), microbatches=5), RUN)
-    assert 'export SGLANG_PP_LAYER_PARTITION="15,15,15,16"\n' in text
-    assert "--pp-async-batch-depth 1\n" in text
-
-
 def test_sglang_ignores_a_split_on_one_rank_so_it_is_refused():
     with pytest.raises(UsageError, match="a split of one stage"):
         emit("sglang", Change(split=(8,)), Setting(ranks=1, layers=8))
@@ -132,15 +119,6 @@ def test_sglang_ignores_a_split_on_one_rank_so_it_is_refused():
 WHOLE = ServingSetting(
     stages=4, layers=(15, 15, 15, 16), in_flight=5, requests_a_batch=16, chunk=512
 )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("framework", ["vllm", "sglang"])
-def test_a_shell_hands_a_whole_setting_to_the_server(framework):
-    text = emit_serving(framework, WHOLE)
-    exports = "".join(line for line in text.splitlines(keepends=True) if "export " in line)
-    partition = paste_exports(exports)[f"{framework.upper()}_PP_LAYER_PARTITION"]
-    assert partition == "15,15,15,16"
 
 
 def flags_alone(text):
@@ -220,11 +198,6 @@ def test_what_an_engine_cannot_be_told_of_a_setting_is_refused(framework, settin
     with pytest.raises(UsageError, match=f"has no setting.*{problem}") as refusal:
         emit_serving(framework, setting)
     assert refusal.value.hint
-
-
-def test_what_does_not_serve_takes_no_setting_of_a_server():
-    with pytest.raises(UsageError, match="no engine is called 'megatron'"):
-        emit_serving("megatron", WHOLE)
 
 
 @pytest.mark.parametrize(

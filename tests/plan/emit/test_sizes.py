@@ -10,7 +10,7 @@ from support.emitted_text import comments_of, paste_flags
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
-from debubble.plan.emit.aim import python_product, python_shrunk, shell_shrunk, shrunk_size
+from debubble.plan.emit.aim import python_shrunk, shrunk_size
 
 HELD = Change(microbatches=16, hold="batch")
 
@@ -44,20 +44,3 @@ def test_a_shell_calculates_an_unknown_size():
 @pytest.mark.slow
 def test_a_shell_refuses_to_start_without_the_size():
     assert paste_flags(emit("megatron", HELD, Setting(ranks=4, microbatches=8))) is None
-
-
-def test_nothing_is_said_of_dividing_where_the_microbatch_grows():
-    change = Change(microbatches=4, hold="batch")
-    assert shell_shrunk(change, Setting(ranks=4, microbatches=8)) == "$((${MICROBATCH_SIZE:?} * 2))"
-    text = emit("megatron", change, Setting(ranks=4, microbatches=8))
-    assert not any("divide" in line for line in comments_of(text))
-
-
-def test_a_batch_cannot_be_held_that_is_not_known():
-    with pytest.raises(UsageError, match="how many microbatches the run has is not known"):
-        shrunk_size(HELD, Setting(ranks=4))
-
-
-def test_known_factors_are_multiplied_and_unknown_ones_named():
-    assert python_product(16, {"A": 2, "B": None}) == "32 * B"
-    assert python_product(16, {"A": 2, "B": 3}) == "96"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import re
 from itertools import pairwise
 
 import pytest
@@ -124,18 +123,6 @@ def test_a_real_model_is_cut_as_the_split_says(split):
     assert held == [2 * layers + more for layers, more in zip(split, ends, strict=True)]
 
 
-def test_a_split_alone_leaves_the_schedule_alone():
-    text = emit("torch", Change(split=(8,) * 4), Setting(ranks=4, layers=32))
-    assert assigned(text, "schedule") is None
-    assert "Schedule" not in text
-
-
-def test_a_schedule_alone_leaves_the_model_alone_and_asks_for_the_stages():
-    text = emit("torch", Change(schedule="gpipe"), RUN)
-    assert assigned(text, "split_spec") is None
-    assert "Given: stages, the stages of the rank, lowest first." in comments_of(text)
-
-
 def test_where_stages_move_to_other_ranks_it_is_said_to_which():
     run = Setting(ranks=2, microbatches=8, schedule="interleaved-1f1b", chunks=2)
     text = emit("torch", Change(schedule="zbv"), run)
@@ -177,27 +164,6 @@ def test_what_torch_cannot_do_or_nobody_knows_is_refused(change, run, message):
     with pytest.raises(UsageError, match=message) as caught:
         emit("torch", change, run)
     assert caught.value.hint
-
-
-def test_a_held_batch_must_cut_evenly():
-    run = Setting(ranks=4, microbatches=8, schedule="gpipe", microbatch_size=1)
-    with pytest.raises(UsageError, match="8 samples is not divisible by 16"):
-        emit("torch", Change(microbatches=16, hold="batch"), run)
-
-
-def test_stages_of_ones_own_modules_are_shown_beside_pipeline():
-    text = emit("torch", Change(split=(6, 10, 8, 8)), RUN)
-    shown = text[text.index("# edges = ") : text.index("# ]\n") + 4]
-    names = {
-        "PipelineStage": lambda module, stage, count, *_, **__: (module, stage, count),
-        "build_stage": lambda first, end: (first, end),
-        "device": "d",
-        "pp_group": "g",
-        "pp_rank": 1,
-        "stages_of_rank": {1: [1]},
-    }
-    exec(re.sub("^# ", "", shown, flags=re.MULTILINE), names)  # noqa: S102 (our own text)
-    assert names["stages"] == [((6, 16), 1, 4)]
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,6 @@ def test_a_held_batch_changes_the_size_of_microbatches_alone():
     assert given[given.index("--parallelism.pipeline_parallel_microbatch_size") + 1] == "2"
 
 
-def test_main_takes_the_number_itself():
-    flags = flags_of(emit("torchtitan@main", Change(microbatches=16), RUN))
-    assert flags["--parallelism.num_pp_microbatches"] == ["16"]
-    assert not any("batch_size" in flag or "tokens" in flag for flag in flags)
-
-
 @pytest.mark.slow
 def test_main_with_the_batch_held_takes_fewer_tokens_a_microbatch():
     text = emit("torchtitan@main", Change(microbatches=16, hold="batch"), RUN)
@@ -101,12 +95,6 @@ def test_schedules_that_torch_lacks_run_from_an_order_file():
     assert any(one.startswith("order.csv: the order of passes") for one in comments_of(text))
 
 
-def test_1f1b_with_overlap_is_the_same_order_in_the_runtime_that_does_not_wait():
-    flags = flags_of(emit("torchtitan", Change(overlap=True), RUN))
-    assert flags[SCHEDULE] == ["PipelineScheduleSingle"]
-    assert flags[ORDER] == ["order.csv"]
-
-
 @pytest.mark.parametrize(
     ("schedule", "chunks", "name"),
     [
@@ -131,17 +119,6 @@ def test_an_order_that_torchtitan_cannot_place_is_refused(tmp_path):
     file.write_text("1F0,1B0\n0F0,0B0\n", "utf-8")
     with pytest.raises(UsageError, match="in a loop or in a V"):
         emit("torchtitan", Change(schedule=str(file)), Setting(ranks=2, microbatches=1))
-
-
-@pytest.mark.parametrize("schedule", ["zb-h1", "zb-h2", "interleaved-zb", "zbv", "dualpipe-v"])
-def test_where_backward_is_split_it_is_said_that_nothing_may_be_compiled(schedule):
-    text = emit("torchtitan", Change(schedule=schedule), RUN)
-    assert any("compile" in line for line in comments_of(text))
-
-
-def test_where_backward_is_whole_nothing_is_said_of_compiling():
-    text = emit("torchtitan", Change(schedule="gpipe"), RUN)
-    assert not any("compile" in line for line in comments_of(text))
 
 
 def test_overlap_that_is_there_already_or_cannot_go_is_refused():

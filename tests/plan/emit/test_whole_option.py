@@ -73,11 +73,6 @@ def test_stages_that_layers_do_not_fill_evenly_are_written_as_they_were_predicte
     assert "'Et*2|(t|)*10,tL'" in text
 
 
-def test_forward_passes_alone_run_in_torch_without_a_loss():
-    text = emit("torch", Change(microbatches=16), SERVED)
-    assert "schedule = ScheduleGPipe(stages[0], n_microbatches=16)\n" in text
-
-
 RECORDINGS = [H200 / "1f1b_p3_m7", H200 / "fwd_closed_m4", DATA / "frameworks" / "mg_2321"]
 
 

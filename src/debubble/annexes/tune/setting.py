@@ -194,7 +194,7 @@ class Template:
 
         A schedule with other stages a rank needs another split: an even one, unless it is said.
         """
-        untold = (change.recompute, change.recompute_stages, change.by_hand)
+        untold = (change.recompute, change.by_hand)
         if any(value is not None for value in untold):
             return None
         wanted: dict[str, object] = {

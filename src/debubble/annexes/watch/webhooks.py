@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from debubble.annexes.watch.journal import Delivery, Journal
 from debubble.annexes.watch.supervise import PATIENCE, log
 from debubble.annexes.watch.views import SCHEMA, alert_view
-from debubble.capture.fetch import Request, fetch
+from debubble.capture.fetch import fetch
 from debubble.errors import CaptureError, mask_secrets
 
 # With the longest wait between them, about a day.
@@ -38,17 +38,14 @@ def post(delivery: Delivery) -> None:
     """Send an alert as JSON; its key stays the same, for targets that tell doubles."""
     text = json.dumps({"schema": SCHEMA, "alert": alert_view(delivery.alert)})
     body = mask_secrets(text).encode()
-    asked = Request(
-        url=delivery.target,
-        method="POST",
+    reply = fetch(
+        delivery.target,
         body=body,
         headers={
             "Content-Type": "application/json",
             "User-Agent": "debubble",
             "Idempotency-Key": f"debubble-alert-{delivery.alert.number}",
         },
-        follow=False,  # only the configured address is written to
     )
-    reply = fetch(asked)
     if not reply.ok:
         raise CaptureError(f"the target answered {reply.status}")

@@ -42,12 +42,6 @@ SERVERS: dict[str, Callable[[ServingSetting], str]] = {
     for name in module.EMITTERS
     if hasattr(module, "serve")
 }
-_KEEPS_LESS = {
-    name
-    for module in _FRAMEWORKS
-    for name in module.EMITTERS
-    if getattr(module, "KEEPS_LESS", False)
-}
 
 
 def refusal_of(framework: str, change: Change, setting: Setting) -> UsageError | None:
@@ -76,8 +70,6 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         raise cannot(framework, "to repair a link", "repair it, then plan again")
     if change.by_hand:
         raise cannot(framework, f"this: {change.by_hand}", "do it, then plan again")
-    if change.recompute_stages and framework not in _KEEPS_LESS:
-        raise cannot(framework, "what some stages alone keep", "--emit torch writes it")
     if change.recompute is None:
         return EMITTERS[framework](change, setting)
     if framework not in _RECOMPUTE:

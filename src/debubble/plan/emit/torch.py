@@ -215,11 +215,6 @@ def _schedule_notes(
         notes.append(say_order(setting))
     if aim.split is None and aim.chunks > 1 and aim.placement is not None:
         notes.append(f"Stages, rank by rank: {', '.join(str(list(s)) for s in aim.placement)}.")
-    if change.recompute_stages:
-        notes.append(
-            "Let each layer of these stages run in torch.utils.checkpoint.checkpoint(..., "
-            f"use_reentrant=False): {', '.join(map(str, change.recompute_stages))}."
-        )
     notes += split_backward_notes(aim)
     if change.microbatches is not None and change.hold == "batch":
         notes += divides_note(change, setting)
@@ -230,5 +225,4 @@ def _schedule_notes(
 
 
 POSITION = 60
-KEEPS_LESS = True
 EMITTERS = {"torch": emit}

@@ -100,7 +100,6 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
             for idea in found
             if not splits_backward(baseline.what_if(idea.change).order)
         ]
-    found += [idea for idea in recompute.ideas(start) if idea.change.recompute_stages]
     timed: list[tuple[float, int, Idea]] = []
     for idea in found:
         if all_fit(headroom_after(baseline, idea.change)) is False:

@@ -27,7 +27,6 @@ class ChangePart(Part, frozen=True, kw_only=True, omit_defaults=True):
     chunks: int | None = None
     overlap: bool | None = None
     recompute: bool | None = None
-    recompute_stages: list[int] | None = None
     repaired_hops: Annotated[list[list[int]] | None, "repaired"] = None
     token_scale: float | None = None
     hops: list[str] | None = None

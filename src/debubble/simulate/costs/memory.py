@@ -11,7 +11,7 @@ docs/explanation/how-predictions-are-made.md, "Memory".
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import floor
@@ -215,26 +215,21 @@ def fit_memory(run: MemoryRun) -> MemoryCosts:
     )
 
 
-def recomputed(costs: MemoryCosts) -> MemoryCosts:
-    """Return what is held where backward passes recompute: of a layer, what it is given."""
-    least = min(costs.layer_activation_bytes, costs.message_bytes)
-    return replace(costs, layer_activation_bytes=least)
-
-
 def predict_peaks(
     costs: MemoryCosts,
     order: Order,
     *,
     layers: Sequence[float] | None = None,
     token_scale: float = 1.0,
-    recompute_stages: Collection[int] = (),
+    recompute: bool = False,
 ) -> tuple[PeakMemory, ...]:
     """Predict the peak of each rank in another order, with other layers a stage.
 
     Without `layers` each rank keeps those it has. `token_scale` is the size of a microbatch
-    against the measured one.
+    against the measured one. Where backward passes `recompute`, a layer keeps what it is given.
     """
-    held = {stage: recomputed(costs).layer_activation_bytes for stage in recompute_stages}
+    given = min(costs.layer_activation_bytes, costs.message_bytes)
+    spared = costs.layer_activation_bytes - given if recompute else 0.0
     if len(order) != len(costs.ranks):
         raise UsageError(
             f"{len(costs.ranks)} ranks were measured, not {len(order)}",
@@ -247,7 +242,7 @@ def predict_peaks(
             hint="give one for each stage",
         )
     return tuple(
-        _predict_rank(costs, rank, order, position, layers=layers, scale=token_scale, held_by=held)
+        _predict_rank(costs, rank, order, position, layers=layers, scale=token_scale, spared=spared)
         for position, rank in enumerate(costs.ranks)
     )
 
@@ -260,11 +255,11 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     *,
     layers: Sequence[float] | None,
     scale: float,
-    held_by: Mapping[int, float] | None = None,
+    spared: float = 0.0,
 ) -> PeakMemory:
     """Walk over a rank's passes: a row before the first and after each, the highest is the peak.
 
-    `held_by` says what a layer of some stages holds of a microbatch in flight, where not all.
+    `spared` is what a layer does not hold of a microbatch in flight.
     """
     actions, last, microbatches = order[position], last_stage(order), microbatches_of(order)
     held = hold(actions)
@@ -272,13 +267,9 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     each = rank.activation_bytes + costs.layer_activation_bytes * np.array(mine)
     each[np.array(held.stages) == last] += costs.loss_activation_bytes
     activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
-    for column, stage in enumerate(held.stages):
-        if held_by and stage in held_by:
-            # The layer at work has all of it, and so has a microbatch between its I and its W.
-            less = costs.layer_activation_bytes - held_by[stage]
-            waiting = held.in_flight[:, column] - held.halfway[:, column]
-            gone = np.maximum(mine[column] * waiting - _AT_HAND, 0)
-            activation -= scale * less * gone
+    # The layer at work has all of it, and so has a microbatch between its I and its W.
+    waiting = np.maximum(np.array(mine) * (held.in_flight - held.halfway) - _AT_HAND, 0)
+    activation -= scale * spared * waiting.sum(axis=1)
     gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
     # Torch keeps until a step ends the outputs of the last stage, and of each I the gradients that
     # it sent to another rank. Forward only, outputs are what is in flight.
