@@ -53,8 +53,7 @@ from debubble.units import (
 _SEVERAL, _SLOWER = 2, 0.02
 # Bullets of the short answer.
 _MOST_FINDINGS = 5
-# A cause that takes less of every rank shares a row with others.
-_SMALL = 0.02
+# A cause that takes less of every rank reads as nothing.
 _NOTHING = 0.0005
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
@@ -74,7 +73,7 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
     """
     page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
     page.findings = _findings(answer, answer.named)
-    causes = [_cause_table(answer.ledger, answer, small=details)] if answer.ledger else []
+    causes = [_cause_table(answer.ledger, answer)] if answer.ledger else []
     if not details:
         # What two causes cost together says what each of them does.
         joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
@@ -124,11 +123,7 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     sentences = [f"{named.sentence}." for named in causes]
     if answer.bottleneck is not None:
         sentences.insert(0, f"{answer.bottleneck.sentence}.")
-    if answer.ledger is not None and any(
-        pipeline.missing_ranks
-        for pipeline in answer.pipelines
-        if pipeline.pipeline == answer.shown_pipeline
-    ):
+    if answer.ledger is not None and answer.shown.missing_ranks:
         sentences.append(f"{WITHOUT_TRACE}.")
     findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
     if answer.replicas is not None:
@@ -139,11 +134,8 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     return findings
 
 
-def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Table:
-    """Lay out causes by rank, as shares of the batch, what fixing them saves, and who caused them.
-
-    Small ones share a row unless they are asked for; what is unexplained has its own.
-    """
+def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
+    """Lay out causes by rank: their shares of the batch, what fixing them saves, and whose."""
     of, whole_s = "the batch", answer.numbers.batch_latency_s
     if answer.stream is not None:
         of, whole_s = "the time", answer.stream.turn_s
@@ -172,14 +164,8 @@ def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Ta
         title=title,
         spare=(spare,),
     )
-    named = {cause for matter in answer.named for cause in matter.cause.split("+")}
-    folded = []
     for cause, share in account.shares.items():
-        most = max(rank.shares[cause] for rank in account.ranks)
-        # What is unexplained is folded into nothing, but 0.0 % says nothing either.
-        kept = small or cause == Cause.UNEXPLAINED or cause in named
-        if most < (_NOTHING if kept else _SMALL):
-            folded += [cause] if not small and share and cause != Cause.UNEXPLAINED else []
+        if max(rank.shares[cause] for rank in account.ranks) < _NOTHING:
             continue
         culprit = next((each for each in account.culprits if each.cause == cause), None)
         fixed = saved.get(cause, 0.0)
@@ -190,15 +176,6 @@ def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Ta
             show_seconds(share * (whole_s or 0.0)),
             show_seconds(fixed) if fixed >= MATTERS / 2 * (whole_s or 0.0) else "",
             _say_waited_for(culprit) if culprit else "",
-        )
-    if folded:
-        table.add(
-            "smaller causes",
-            *(show_share(sum(rank.shares[cause] for cause in folded)) for rank in shown),
-            show_share(sum(account.shares[cause] for cause in folded)),
-            show_seconds(sum(account.shares[cause] for cause in folded) * (whole_s or 0.0)),
-            "",
-            "",
         )
     return table.without_unknown()
 
@@ -401,9 +378,8 @@ def say_framework(answer: FindAnswer) -> str:
     if known.name is None:
         return ""
     name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.name, known.name)
-    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     sizes = {
-        "pipeline": len(shown.ranks) + len(shown.missing_ranks),
+        "pipeline": len(answer.shown.ranks) + len(answer.shown.missing_ranks),
         "tensor": known.tensor,
         "context": known.context,
         "expert": known.expert,
@@ -425,7 +401,6 @@ def say_framework(answer: FindAnswer) -> str:
 def _say_run(answer: FindAnswer) -> str:
     """Say which ranks, under which schedule, and how long a batch takes."""
     run, numbers, stream = answer.run, answer.numbers, answer.stream
-    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     schedule = run.schedule or "schedule unknown"
     if run.stated is not None:
         stated = run.stated
@@ -434,7 +409,7 @@ def _say_run(answer: FindAnswer) -> str:
             if stated.agrees
             else f"{schedule} ({stated.schedule} was stated)"
         )
-    parts = [f"ranks {show_members(shown.ranks)}", schedule]
+    parts = [f"ranks {show_members(answer.shown.ranks)}", schedule]
     if stream is not None:
         parts[1] = "no batch was captured from first to last stage"
         if numbers.batch_latency_s is not None and stream.batch_latency_p95_s is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from debubble.annexes.drift import REFERENCE
-from debubble.capture.fetch import NoAnswer, Request, fetch
+from debubble.capture.fetch import NoAnswer, fetch
 from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
 from debubble.trace.server_notes import WAITING, samples_of, total_of
@@ -40,7 +40,7 @@ class ServerMetrics:
 def ask_server(url: str) -> ServerMetrics:
     """Read an engine's metrics; one that has none tells nothing."""
     try:
-        reply = fetch(Request(url=f"{url.rstrip('/')}/metrics"))
+        reply = fetch(f"{url.rstrip('/')}/metrics")
     except NoAnswer as error:
         raise CaptureError(error.message, hint="does the server run?") from error
     if not reply.ok:

@@ -36,7 +36,7 @@ from debubble.annexes.watch.mix import ask_server, requests_between
 from debubble.annexes.watch.page import capture_page, status_page
 from debubble.annexes.watch.sources import ReadyCapture, Scanner, digest_place, remove_capture
 from debubble.annexes.watch.web import listening
-from debubble.capture.fetch import Request, fetch
+from debubble.capture.fetch import fetch
 from debubble.capture.server import ServerOrder, capture_server, end_profile
 from debubble.errors import CaptureError, DebubbleError, StoreAway, WatchError, mask_secrets
 
@@ -403,21 +403,15 @@ def _order(source: Source, server: Server) -> ServerOrder:
 def post(alert: Alert, target: str) -> None:
     """Send an alert as JSON; its key stays the same, for targets that tell doubles."""
     body = mask_secrets(msgspec.json.encode({"schema": SCHEMA, "alert": alert}).decode())
-    request = Request(
-        url=target,
-        method="POST",
-        body=body.encode(),
-        headers={
-            "Content-Type": "application/json",
-            "User-Agent": "debubble",
-            "Idempotency-Key": f"debubble-alert-{alert.id}",
-        },
-        follow=False,  # only the configured address is written to
-    )
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": "debubble",
+        "Idempotency-Key": f"debubble-alert-{alert.id}",
+    }
     # An address may hold a secret: only its host is told.
     host = urlsplit(target).hostname
     try:
-        reply = fetch(request)
+        reply = fetch(target, body=body.encode(), headers=headers)
     except CaptureError as error:
         raise CaptureError(error.message.replace(target, str(host))) from error
     if not reply.ok:
