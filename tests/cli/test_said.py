@@ -6,7 +6,7 @@ import pytest
 from support.services.console import type_command
 
 H200 = "tests/data/h200"
-LOG = "tests/data/links/sendrecv_2ranks.json"
+LOG = "tests/data/links/sendrecv_2ranks.txt"
 
 
 def said(words, folder):
