@@ -13,7 +13,7 @@ from support.traces.kineto_events import document, kernel, write
 from support.traces.recordings import H200
 
 from debubble.analysis import analyse_found
-from debubble.errors import Code, DebubbleError
+from debubble.errors import Code, DebubbleError, TraceError
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.inspect import answer_inspect
 from debubble.timeline.fleet.survey import Means, NoPipelineIn, Question, inspect_run, survey_run
@@ -151,7 +151,7 @@ def test_a_part_that_nobody_can_build_is_named_and_the_others_go_on(tmp_path, mo
 
     def gone(file, limits):
         if "rank1." in file:
-            raise OSError("gone")
+            raise TraceError("gone", file=file)
         return inflate(file, limits)
 
     monkeypatch.setattr("debubble.timeline.fleet.shelf.inflate", gone)

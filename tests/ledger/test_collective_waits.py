@@ -24,6 +24,8 @@ def test_what_members_spin_is_told_apart_and_nothing_else_moves(analysis):
     assert 0 < causes[Cause.COLLECTIVE_WAIT] < 0.1 * causes[Cause.COLLECTIVE]
     assert sum(causes.values()) == ledger.total_ns
     assert rank.shared.waits.start_ns.size
+    # Who waits for a pass whose collective waits for its last member waits for that, too.
+    assert any(one.cause is Cause.COLLECTIVE_WAIT and one.kind for one in ledger.culprits)
 
 
 def test_members_of_a_pair_wait_for_each_other_alone_and_never_at_once(analysis):

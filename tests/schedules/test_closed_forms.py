@@ -166,16 +166,3 @@ def test_warm_up_and_memory_of_zb_h1_and_zb_h2_are_the_papers(ranks, microbatche
     assert [forwards_before_backwards(rank) for rank in h2] == list(range(2 * ranks - 1, 0, -2))
     assert [held(rank) for rank in h1] == [ranks] * ranks
     assert [held(rank) for rank in h2] == [2 * ranks - 1] * ranks
-
-
-def test_peak_memory_of_four_ranks_and_eight_microbatches_is_what_facts_say():
-    for name, chunks, peaks in (
-        ("gpipe", 1, [8, 8, 8, 8]),
-        ("1f1b", 1, [4, 3, 2, 1]),
-        ("interleaved-1f1b", 2, [11, 9, 7, 5]),
-        ("looped-bfs", 2, [16, 16, 16, 16]),
-        ("interleaved-zb", 2, [8, 8, 8, 8]),
-        ("zbv", 2, [8, 8, 8, 8]),
-        ("dualpipe-v", 2, [9, 9, 9, 9]),
-    ):
-        assert [held(rank) for rank in order_of(name, 4, 8, chunks)] == peaks

@@ -24,11 +24,6 @@ def test_every_schedule_can_finish(name, ranks, microbatches, chunks):
     assert {action.kind for actions in order for action in actions} <= SCHEDULES[name].kinds
 
 
-@given(st.integers(1, 12), st.integers(1, 40))
-def test_1f1b_finishes_with_fewer_microbatches_than_ranks(ranks, microbatches):
-    check_order(order_of("1f1b", ranks, microbatches))
-
-
 def read(*ranks):
     """Read `0F0 0B0`; a `&` makes a pass overlap with the one after it."""
     return [
@@ -73,23 +68,6 @@ def test_an_order_that_cannot_finish_says_why(ranks, fault):
         check_order(order)
     assert caught.value.message == f"this order cannot finish: {fault}"
     assert caught.value.hint
-
-
-def test_a_negative_number_is_no_stage():
-    assert not can_finish([[Action(-1, "F", 0), Action(0, "F", 0)]])
-
-
-@pytest.mark.parametrize(
-    "ranks",
-    [
-        ["0F0"],
-        ["0F0 0B0 0F1 0I1 0W1"],
-        ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"],
-        ["0F0 0F1 0F2& 0B0 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2"],
-    ],
-)
-def test_an_order_that_can_finish_is_let_through(ranks):
-    check_order(read(*ranks))
 
 
 def test_one_rank_run_backwards_is_found_among_many():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from debubble.errors import DebubbleError, UsageError
+from debubble.errors import UsageError
 from debubble.timeline.schedules import (
     SCHEDULES,
     Action,
@@ -59,13 +59,6 @@ def test_idle_slots_and_communication_change_no_order(name, ranks, microbatches,
 def test_cells_are_written_as_torch_writes_them():
     order = [[Action(0, "F", 7, overlap=True), Action(7, "B", 3), Action(0, "W", 12)]]
     assert format_order(order) == "(0F7;7B3)OVERLAP_F_B,0W12\n"
-
-
-def test_a_pair_is_one_cell_with_its_overlap():
-    text = "0F0,0F1,(0F2;0B0)OVERLAP_F_B,0B1,0B2\n"
-    order = parse_order(text)
-    assert order[0][2:4] == [Action(0, "F", 2, overlap=True), Action(0, "B", 0)]
-    assert format_order(order) == text
 
 
 @pytest.mark.parametrize(
@@ -135,8 +128,3 @@ def test_a_file_that_cannot_be_an_order_is_refused(content, message, tmp_path, m
         read_order(str(path))
     assert caught.value.file == str(path)
     assert caught.value.hint
-
-
-def test_a_file_that_is_not_there_is_said_so(tmp_path):
-    with pytest.raises(DebubbleError, match="cannot be read"):
-        read_order(str(tmp_path / "none.csv"))

@@ -25,20 +25,10 @@ def test_chunks_are_as_stated_else_as_measured_else_the_fewest():
     assert state_schedule(name).order_for(4, 8, 1) == order_of(name, 4, 8, 2)
 
 
-def test_a_file_is_its_own_order(order_file):
-    assert state_schedule(order_file).order_for(4, 8, 2) == order_of("zbv", 4, 8)
-
-
 @pytest.mark.parametrize(("ranks", "microbatches"), [(4, 4), (2, 8)])
 def test_a_file_for_other_sizes_is_refused(order_file, ranks, microbatches):
     with pytest.raises(UsageError, match="the order is for 4 ranks and 8 microbatches"):
         state_schedule(order_file).order_for(ranks, microbatches, 2)
-
-
-def test_an_unknown_name_is_answered_with_all_names():
-    with pytest.raises(UsageError, match="no schedule is called 'zero-bubble'") as caught:
-        state_schedule("zero-bubble")
-    assert all(name in caught.value.hint for name in SCHEDULES)
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("zbv", 3), ("1f1b", 2), ("looped-bfs", 1)])

@@ -267,15 +267,6 @@ def test_requests_that_need_more_cache_than_there_is_are_refused(streams):
     assert np.isclose(predict(model, now, limit=20_000).gain, 0.0)
 
 
-def test_too_few_batches_to_show_the_way_back_price_nothing(tmp_path):
-    """Taken as no time at all, it made one in flight give 29 % more than of the whole capture."""
-    bench.cut(DATA / "k4", [(0.0, 0.45)] * 4, tmp_path)
-    part = debubble.analyse(tmp_path, in_flight=12)
-    assert len(part.stream.queue) <= 12
-    with pytest.raises(NoFit, match="from first to last stage: too few"):
-        part.server_model()
-
-
 def pause(whole, out, pause_us):
     """Write a capture whose machine stood still once, while no rank was in a pass."""
     batches = whole.stream.batches

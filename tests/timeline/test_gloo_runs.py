@@ -16,8 +16,6 @@ from support.traces.trimmed import without_marks
 
 from debubble.api import find
 from debubble.errors import NoPipeline
-from debubble.ledger.causes import Cause
-from debubble.ledger.ledger import build_ledger
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
 from debubble.trace.run import find_run, read_run
@@ -165,11 +163,6 @@ def renamed(trace, description):
     return replace(trace, groups=groups)
 
 
-def test_the_messages_alone_tell_the_pipeline_from_the_replicas(runs):
-    timeline = build_timeline([renamed(trace, "undefined") for trace in runs("2x2")])
-    assert [[r.rank for r in timeline.ranks_of(one)] for one in (0, 1)] == [[0, 2], [1, 3]]
-
-
 def test_a_group_that_fits_as_well_leaves_the_peers_unknown_and_says_so(runs):
     """The pairs 0-3 and 1-2 exchange the same messages as the true pairs 0-2 and 1-3."""
     doubtful = []
@@ -252,20 +245,6 @@ def test_a_server_without_steps_is_a_stream_with_its_batches_in_flight(runs, in_
         assert figures.bubble_fraction < 0.4
 
 
-def untagged(trace):
-    tags = np.zeros_like(trace.operators.tag)
-    return replace(trace, operators=replace(trace.operators, tag=tags))
-
-
-@pytest.mark.accuracy
-@pytest.mark.parametrize("in_flight", IN_FLIGHT)
-def test_without_tags_a_batch_more_than_ranks_may_not_show(runs, in_flight):
-    """It waits before the first rank, in no stage; if that is the slowest, nothing else differs."""
-    traces = [untagged(trace) for trace in runs(f"serve{in_flight}")]
-    stream = measure_pipeline(build_timeline(traces), 0).stream
-    assert stream.in_flight in {in_flight, min(in_flight, RANKS)}
-
-
 def logged_stream(truths, what, span):
     """Return the bubble of a span and the latency of each batch, as the stages logged them."""
     spans = [
@@ -299,14 +278,6 @@ def test_a_streams_bubble_and_latency_are_what_the_stages_logged(runs, name):
     made = 5 * MS
     assert np.median(short) < stream.batch_latency_ns < np.median(long) + made
     assert np.percentile(short, 95) < stream.batch_latency_p95_ns < np.percentile(long, 95) + made
-
-
-@pytest.mark.accuracy
-def test_a_server_that_marks_its_batches_as_steps_is_the_same_stream(runs):
-    figures = measure_pipeline(build_timeline(runs("serve2_marked")), 0)
-    assert figures.kind == "stream"
-    assert figures.stream.in_flight == 2
-    assert figures.bubble_fraction == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.accuracy
@@ -358,23 +329,3 @@ def test_ranks_captured_from_different_batches_on_are_joined_batch_by_batch(runs
     assert figures.stream.in_flight == in_flight
     assert figures.batch_latency_ns == pytest.approx(whole.batch_latency_ns, abs=3 * MS)
     assert figures.bubble_fraction == pytest.approx(whole.bubble_fraction, abs=0.03)
-
-
-def ledger_of(traces):
-    timeline = build_timeline(traces)
-    figures = measure_pipeline(timeline, 0)
-    return build_ledger(timeline, 0, [window.step for window in figures.windows])
-
-
-@pytest.mark.parametrize("name", [*SCHEDULES, "2x2"])
-def test_every_nanosecond_of_a_real_run_is_accounted_for(runs, name):
-    ledger = ledger_of(runs(name))
-    assert sum(ledger.causes().values()) == ledger.total_ns
-    # The host is the device: nothing is left that it did not run or wait for.
-    assert ledger.causes()[Cause.UNEXPLAINED] < 0.03 * ledger.total_ns
-
-
-@pytest.mark.accuracy
-@pytest.mark.parametrize("name", [*SCHEDULES, "2x2"])
-def test_a_replay_of_a_real_run_lands_on_it(runs, name):
-    assert abs(ledger_of(runs(name)).replay_error) < 0.02

@@ -61,7 +61,6 @@ def assert_mixed(traces, groups=""):
         ("1f1b_m8", "1f1b_m8_split3337"),
         ("1f1b_m8", "1f1b_m8_slow23"),
         ("1f1b_m8_split3337", "1f1b_m8_slow23"),
-        ("fwd_closed_m4", "fwd_closed_m8"),
         ("fwd_closed_m8", "fwd_closed_m8_t512"),
         ("fwd_closed_m8", "fwd_closed_m8_slow12"),
     ],

@@ -89,13 +89,6 @@ def test_the_only_group_of_a_job_tells_all_missing_ranks(tmp_path):
     assert "ranks 1-3" in gap.message
 
 
-def test_the_answer_alone_tells_which_end_is_which(tmp_path):
-    """The group is all ranks there are, beside another one: it does not tell its pipelines."""
-    play = Play(setup_of("forward-only", 4, 6))
-    found = without(tmp_path, play, (1, 2), group="0", groups={"0": (0, 1, 2, 3), "1": (0, 3)})
-    assert [rank.members for rank in found.figures.ranks] == [(0, 1, 2, 3)] * 2
-
-
 def test_a_group_that_may_hold_several_pipelines_joins_none(tmp_path):
     """Ranks 0-1 and 2-3 may be two pipelines that share the group of all ranks."""
     play = Play(setup_of("1f1b", 4, 6, fused=True))

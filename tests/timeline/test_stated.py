@@ -50,14 +50,6 @@ def test_the_first_pass_out_of_order_is_named(name, random):
     assert f"as pass {off.place + 1} it ran {both[1]}, where {name} has {both[0]}" in gap.message
 
 
-def test_a_later_step_is_held_against_it_too():
-    timeline = timeline_of_order(order_of("1f1b", 3, 6))
-    row = int(np.flatnonzero((timeline.passes.rank == 1) & (timeline.passes.step == 4))[4])
-    timeline.passes.start_ns[[row, row + 1]] = timeline.passes.start_ns[[row + 1, row]]
-    off = held(timeline, state_schedule("1f1b")).deviation
-    assert (off.rank, off.step, off.place) == (1, 4, 4)
-
-
 def test_passes_too_few_or_too_many_are_named():
     order = order_of("1f1b", 2, 3)
     shorter = [order[0], order[1][:-1]]

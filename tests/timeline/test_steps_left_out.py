@@ -91,7 +91,7 @@ def test_a_step_whose_end_was_not_captured_is_left_out_and_named(name, labels, b
 @pytest.mark.parametrize(
     ("name", "labels", "behaviour"), [kind for kind in KINDS if "run_ahead" in kind[2]]
 )
-def test_a_step_whose_beginning_was_not_captured_has_no_mark_and_is_named(
+def test_a_step_whose_beginning_was_not_captured_has_no_mark_and_is_left_out(
     name, labels, behaviour, cut
 ):
     play, traces = run_of(name, labels, behaviour, steps=3)
@@ -100,7 +100,7 @@ def test_a_step_whose_beginning_was_not_captured_has_no_mark_and_is_named(
         traces[rank] = captured(traces[rank], begin_ns=start)
     figures, codes = measured(traces)
     assert_true(figures, play, [1, 2])
-    assert codes == (["cut_steps"] if len(cut) == 4 else ["cut_steps", "uneven_steps"])
+    assert codes == ([] if len(cut) == 4 else ["uneven_steps"])
 
 
 @EACH_KIND
@@ -211,20 +211,6 @@ def test_a_step_is_not_cold_for_being_slow():
     assert lengths[0] > 2.5 * np.median(lengths)
     assert_true(figures, play, [0, 1, 2, 3, 4])
     assert codes == []
-
-
-def test_an_allocator_that_still_grows_is_set_up():
-    play, traces = run_of("1f1b", "none", {"fused": True, "run_ahead": False}, 5)
-    before, _ = measured(traces)
-    assert len(before.windows) == 5
-    moments = traces[2].memory.start_ns
-    first = find_steps(traces[2]).at(moments) == 0
-    reserved = np.where(first, np.cumsum(first), first.sum()) * 2**30
-    traces[2] = replace(traces[2], memory=replace(traces[2].memory, reserved_bytes=reserved))
-    figures, codes = measured(traces)
-    assert_true(figures, play, [1, 2, 3, 4])
-    assert codes == ["cold_steps"]
-    assert "allocator" in figures.gaps[0].message
 
 
 @pytest.mark.parametrize(("slowest", "kept"), [(0, [1, 2, 3, 4]), (2, [0, 1, 2, 3, 4])])

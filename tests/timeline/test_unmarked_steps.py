@@ -36,9 +36,6 @@ RECORDED = [
 # schedule, ranks, microbatches, how messages behave, labels
 SIMULATED = [
     ("forward-only", 2, 2, {}, "simple"),
-    ("forward-only", 4, 8, {"buffered": True}, "none"),
-    ("forward-only", 3, 5, EARLY, "none"),
-    ("forward-only", 3, 4, {"messages": 2, "separate": True}, "none"),
     ("gpipe", 4, 8, {}, "simple"),
     ("gpipe", 5, 4, EARLY, "none"),
     ("gpipe", 3, 1, {}, "none"),

@@ -546,7 +546,7 @@ def find_culprits(
         return ()
     pairs = list(zip(accounts, kept, strict=True))
     columns = np.concatenate([_identities(*pair) for pair in pairs], axis=1)
-    length = np.concatenate([account.length_ns[mine] for account, mine in pairs])
+    length = np.concatenate([account.length_ns[waits] for account, waits in pairs])
     group = np.zeros(len(rows), dtype=np.int64)
     for column in columns:
         _, value = np.unique(column, return_inverse=True)
@@ -559,15 +559,15 @@ def find_culprits(
     np.minimum.at(first, group, np.arange(len(rows)))
     cause, rank = columns[0][first], columns[1][first]
     names = np.array([str(each) for each in CAUSES])[cause]
-    found = []
+    culprits = []
     for row in np.lexsort((first, rank, names, -total))[:most].tolist():
-        mine = longest_first[begins[row] : begins[row] + _EXAMPLES]
+        longest = longest_first[begins[row] : begins[row] + _EXAMPLES]
         examples = [
             _example(accounts[number[at]], int(rows[at]), ranks)
-            for at in mine[group[mine] == row].tolist()
+            for at in longest[group[longest] == row].tolist()
         ]
         _, _, stage, kind, destination = columns[:, first[row]].tolist()
-        found.append(
+        culprits.append(
             Culprit(
                 cause=CAUSES[cause[row]],
                 rank=int(rank[row]),
@@ -578,7 +578,7 @@ def find_culprits(
                 examples=tuple(examples),
             )
         )
-    return tuple(found)
+    return tuple(culprits)
 
 
 def _waits_of(account: Account, waiter: int | None) -> NDArray[np.intp]:
@@ -592,14 +592,14 @@ def _waits_of(account: Account, waiter: int | None) -> NDArray[np.intp]:
 def _identities(account: Account, rows: NDArray[np.intp]) -> I64:
     """Return what makes waits those for the same: cause, rank, stage, kind of pass, receiver."""
     roots, root, kind = account.roots, account.root[rows], account.root_kind[rows]
-    found = np.full((5, len(rows)), -1, dtype=np.int64)
-    found[0] = account.cause[rows]
+    identities = np.full((5, len(rows)), -1, dtype=np.int64)
+    identities[0] = account.cause[rows]
     passes, messages = kind == RootKind.PASS, kind == RootKind.MESSAGE
     of_rank = ~passes & ~messages
-    found[1:4, passes] = roots.passes[:3, root[passes]]
-    found[1, messages], found[4, messages] = roots.messages[:, root[messages]]
-    found[1, of_rank] = np.array(roots.ranks, dtype=np.int64)[root[of_rank]]
-    return found
+    identities[1:4, passes] = roots.passes[:3, root[passes]]
+    identities[1, messages], identities[4, messages] = roots.messages[:, root[messages]]
+    identities[1, of_rank] = np.array(roots.ranks, dtype=np.int64)[root[of_rank]]
+    return identities
 
 
 def _name(account: Account, row: int) -> str:
@@ -712,8 +712,8 @@ class Accounts:
         """Return the share of each cause in the batch: of its middle steps, as the headline is."""
         total = dict.fromkeys(Cause, 0.0)
         for row in self.middle:
-            mine = self.accounts[row].of_place(place)
-            length = max(int(mine.length_ns.sum()), 1)
-            for cause, spent in mine.totals().items():
+            account = self.accounts[row].of_place(place)
+            length = max(int(account.length_ns.sum()), 1)
+            for cause, spent in account.totals().items():
                 total[cause] += spent / length / len(self.middle)
         return total

@@ -112,8 +112,8 @@ class LinkHealth:
     shared: bool
     """Ranks share a device, so that what one hop gains slows what is beside it."""
     costs_ns: Mapping[frozenset[Hop], int] = field(default_factory=dict)
-    """What a batch would save with some slow hops repaired at once: both ways between two ranks,
-    all of a rank, and all there are; empty where not known."""
+    """What a batch would save with slow hops repaired: one, both ways between two ranks, all of a
+    rank, and all there are. Slack may hide each of them, and not all. Empty where not known."""
 
     alike: Alike | None = None
     """What all hops do, where none is slow and only other hops say what it should do."""
@@ -130,10 +130,7 @@ class LinkHealth:
 
     def cost_of(self, hops: Sequence[Hop]) -> int | None:
         """Return what some slow hops cost together: one, or what is repaired at once."""
-        if len(hops) == 1:
-            alone = self.of(hops[0])
-            return alone.cost_ns if alone else None
-        known = {health.judgement.verdict for health in self.hops if health.cost_ns is not None}
+        known = any(health.cost_ns is not None for health in self.hops)
         return self.costs_ns.get(frozenset(hops)) if hops else (0 if known else None)
 
     def of(self, hop: Hop) -> HopHealth | None:
@@ -143,8 +140,8 @@ class LinkHealth:
     @property
     def slow(self) -> list[HopHealth]:
         """Slow hops, the most expensive first."""
-        found = [health for health in self.hops if health.judgement.slow]
-        return sorted(found, key=lambda health: -(health.cost_ns or 0))
+        slow = [health for health in self.hops if health.judgement.slow]
+        return sorted(slow, key=lambda health: -(health.cost_ns or 0))
 
 
 def repaired_together(slow: Sequence[Hop]) -> list[tuple[Hop, ...]]:
@@ -224,13 +221,17 @@ def _judge(
         classes=wiring.stated,
         history=history,
     )
+    priced = ledger is not None and bool(ledger.replays)
+    costs_ns = _price(ledger, judged) if ledger is not None and priced else {}
     hops = tuple(
         HopHealth(
             times=hop,
             judgement=judged[hop.hop],
             wire=wiring.of(hop.hop),
             wire_stated=hop.hop in wiring.stated,
-            cost_ns=_cost(ledger, hop.hop, judged[hop.hop]),
+            cost_ns=costs_ns.get(frozenset({hop.hop}), 0)
+            if priced and judged[hop.hop].verdict != Verdict.UNKNOWN
+            else None,
             slower=_slower(ledger, hop.hop, judged[hop.hop]),
         )
         for hop in timed
@@ -240,7 +241,7 @@ def _judge(
         commands=_commands(figures),
         batch_latency_ns=figures.batch_latency_ns,
         shared=surely_share(figures.ranks),
-        costs_ns=_costs_together(ledger, judged),
+        costs_ns=costs_ns,
         alike=_alike(hops, figures),
     )
 
@@ -269,15 +270,6 @@ def _wires(figures: PipelineFigures, wiring: Wiring) -> dict[Hop, str]:
     return wires_between(figures.ranks) | stated
 
 
-def _cost(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> int | None:
-    """Price a hop against its peers; by its past or its kind of wire where these tell."""
-    if ledger is None or not ledger.replays or judgement.verdict == Verdict.UNKNOWN:
-        return None
-    if not judgement.slow:
-        return 0
-    return saved_by_repair(ledger, {hop: _share(judgement)})
-
-
 def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | None:
     """Say how slow a slow hop is, as the account has it; by its past or kind of wire alike."""
     if not judgement.slow:
@@ -287,7 +279,7 @@ def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | 
     if ledger is None or judgement.against != "peers":
         return SlowHop(times, alike, alike)
     number = _number(ledger, hop)
-    found = []
+    parts = []
     for exchanged in (False, True):
         took = [
             getattr(remedies.expected, name).times[
@@ -298,30 +290,24 @@ def _slower(ledger: Ledger | None, hop: Hop, judgement: Judgement) -> SlowHop | 
         ]
         count = len(ledger.remedies)
         columns = [np.concatenate(took[each : each + count]) for each in range(0, 3 * count, count)]
-        found.append(
+        parts.append(
             Slower(*(float(np.median(column)) for column in columns)) if len(columns[0]) else alike
         )
-    return SlowHop(times, *found)
+    return SlowHop(times, *parts)
 
 
-def _costs_together(
-    ledger: Ledger | None, judged: Mapping[Hop, Judgement]
-) -> dict[frozenset[Hop], int]:
-    """Price slow hops that are repaired at once: slack may hide each of them, and not all."""
-    if ledger is None or not ledger.replays:
-        return {}
-    slow = {hop: _share(judgement) for hop, judgement in judged.items() if judgement.slow}
+def _price(ledger: Ledger, judged: Mapping[Hop, Judgement]) -> dict[frozenset[Hop], int]:
+    """Price slow hops against their peers; by their past or kind of wire where these tell."""
+    slow = {
+        hop: 1 / judgement.times if judgement.against != "peers" and judgement.times else None
+        for hop, judgement in judged.items()
+        if judgement.slow
+    }
+    together = {*((hop,) for hop in slow), *repaired_together(list(slow))}
     return {
         frozenset(hops): saved_by_repair(ledger, {hop: slow[hop] for hop in hops})
-        for hops in repaired_together(list(slow))
-        if len(hops) > 1
+        for hops in sorted(together)
     }
-
-
-def _share(judgement: Judgement) -> float | None:
-    """Return what its messages should take of what they do; None: as peers tell."""
-    by_peers = judgement.against == "peers" or not judgement.times
-    return None if by_peers or judgement.times is None else 1 / judgement.times
 
 
 def _commands(figures: PipelineFigures) -> tuple[str, ...]:
@@ -347,13 +333,13 @@ class RankWires(msgspec.Struct, frozen=True, kw_only=True):
 def judge_ranks(links: LinkHealth) -> list[RankWires]:
     """Say of each rank whether all that it sends, or receives, is slow."""
     ranks = sorted({rank for health in links.hops for rank in health.hop})
-    found = []
+    judged = []
     for rank in ranks:
         sent = [health for health in links.hops if health.hop[0] == rank]
         received = [health for health in links.hops if health.hop[1] == rank]
         slow = [health.hop for health in (*sent, *received) if health.slow]
         cost_ns = links.cost_of(slow) if slow else 0
-        found.append(
+        judged.append(
             RankWires(
                 rank=rank,
                 sends_slowly=bool(sent) and all(health.slow for health in sent),
@@ -361,4 +347,4 @@ def judge_ranks(links: LinkHealth) -> list[RankWires]:
                 slow_cost_per_batch_s=cost_ns / NS_PER_S if cost_ns is not None else None,
             )
         )
-    return found
+    return judged

@@ -6,7 +6,7 @@ without each cause (`savings.py`); `job_around` tells what a pipeline shares its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import median
@@ -32,7 +32,6 @@ from debubble.ledger.savings import (
     Remedy,
     Replays,
     Saving,
-    replay_pairs,
     replay_step,
 )
 from debubble.links.hop_times import Hop, expect_wire, wires_between
@@ -63,18 +62,14 @@ if TYPE_CHECKING:
     from debubble.ledger.hop_health import LinkHealth
 
 
-# What buys less than a fiftieth of the batch is not worth a name: steps vary by more.
+# What buys less than a fiftieth of the batch is not worth a name: steps vary by more. Two remedies
+# hide each other where together they buy so much more than one by one.
 MATTERS = 0.02
 # Enough for medians; a capture of a thousand steps is not worth minutes.
 _MOST_STEPS = 8
 # What takes less of the time hides nothing worth a word, but hosts that stand until a collective is
 # over: these show where it does not, and without it they come next.
 _SEEN = 0.01
-# Two remedies hide each other where together they buy so much of the batch more than one by one:
-# steps vary by about as much.
-_HIDES = 0.02
-
-
 # A profiler adds to each launch. Megatron with experts, its hosts late for 20 % of the batch, was a
 # fifth slower under it; other runs, late for 5 % or less, by a twentieth at most.
 _HOSTS_LATE = 0.1
@@ -101,8 +96,8 @@ class Job:
 
     def excess_of(self, pipeline: int) -> dict[tuple[int, int], int]:
         """Return what slow devices take more in a pipeline, by stage and kind of pass."""
-        mine = [worker for worker in self.workers.slow if worker.pipeline == pipeline]
-        return {key: more for worker in mine for key, more in worker.excess_ns.items()}
+        slow = [worker for worker in self.workers.slow if worker.pipeline == pipeline]
+        return {key: more for worker in slow for key, more in worker.excess_ns.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,10 +172,10 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         number: measure_passes(timeline.passes, timeline.ranks_of(number), job.excess_of(number))
         for number in {pipeline: None, **dict.fromkeys(job.alike)}
     }
-    costs = {number: found.with_data(heavy) for (number, found), heavy in _weigh_data(costs, job)}
+    costs = {number: cost.with_data(heavy) for (number, cost), heavy in _weigh_data(costs, job)}
     even = even_times(cost.data for cost in costs.values())
     if not even:
-        costs = {number: replace(found, data={}) for number, found in costs.items()}
+        costs = {number: replace(cost, data={}) for number, cost in costs.items()}
 
     ran = {pipeline: measured}
     for number in job.beside:
@@ -193,7 +188,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
 
     def remedies_of(number: int) -> tuple[Remedies, ...]:
         ranks, steps = timeline.ranks_of(number), ran[number]
-        others = [mine for other, mine in ran.items() if other != number]
+        others = [measured for other, measured in ran.items() if other != number]
         return tuple(
             Remedies(
                 step=step,
@@ -214,21 +209,22 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         account_step(remedy.step, ranks, costs[pipeline], remedy.expected) for remedy in remedies
     )
     gaps = [*_doubts(measured), *_slowed_hosts(measured, accounts)]
+    by_cause = remedies_for(timers=ranks[0].timers)
+    pairs = _seen_together(by_cause, accounts)
     try:
-        by_cause = remedies_for(timers=ranks[0].timers)
-        replays = tuple(replay_step(remedy, by_cause) for remedy in remedies)
+        replays = tuple(replay_step(remedy, by_cause, pairs) for remedy in remedies)
     except OrderCycle as error:
         replays = ()
         gaps.append(Gap(code=Code.ORDER_CYCLE, message=f"no replay: {error}", hint=error.hint))
-    beside: dict[int, list[Remedies]] = {step: [] for step in steps}
-    for number in job.beside if replays else ():
-        for remedy in remedies_of(number):
-            beside[remedy.step.number].append(remedy)
     errors = [abs(replay.unchanged_ns / replay.measured_ns - 1) for replay in replays]
     if errors and median(errors) > MOST_OFF:
         replays = ()
         hint = "capture whole steps of all ranks, with kernels and messages; the shares of causes"
         gaps.append(replay_misses(median(errors), f"{hint} are measured and remain valid"))
+    together = {step.number: [replay] for step, replay in zip(measured, replays, strict=False)}
+    for number in job.beside if together else ():
+        for remedy in remedies_of(number):
+            together[remedy.step.number].append(replay_step(remedy, by_cause, pairs))
     return Ledger(
         ranks=ranks,
         steps=measured,
@@ -237,13 +233,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
         remedies=remedies,
         culprits=find_culprits(accounts, ranks),
         savings=_savings(
-            replays,
-            remedies,
-            beside,
-            accounts,
-            job=job,
-            batch_latency_ns=batch_latency_ns,
-            timers=ranks[0].timers,
+            together, job.batch_latency_ns or batch_latency_ns, job, timers=ranks[0].timers
         ),
         gaps=tuple(gaps),
         middle=tuple(steps.index(step) for step in middle) or _middle_of(accounts),
@@ -271,14 +261,14 @@ def _weigh_data(
     def lower_middle(values: Sequence[float]) -> float:
         return sorted(values)[(len(values) - 1) // 2]
 
-    stages = {key for found in costs.values() for key in found.sound}
+    stages = {key for cost in costs.values() for key in cost.sound}
     usual = {
-        key: lower_middle([found.sound[key] for found in costs.values() if key in found.sound])
+        key: lower_middle([cost.sound[key] for cost in costs.values() if key in cost.sound])
         for key in stages
     }
-    for number, found in costs.items():
-        times = [length / usual[key] for key, length in found.sound.items()]
-        yield (number, found), lower_middle(times) if number in job.workers.uneven else 1.0
+    for number, cost in costs.items():
+        times = [length / usual[key] for key, length in cost.sound.items()]
+        yield (number, cost), lower_middle(times) if number in job.workers.uneven else 1.0
 
 
 def _middle_of(accounts: Sequence[Account]) -> tuple[int, ...]:
@@ -302,10 +292,10 @@ def _inside(
     """Return how long each pass was in some intervals of its rank, in the order of the program."""
     passes = timeline.passes
     names = list(step.program.ranks)
-    mine = passes.where((passes.step == step.number) & np.isin(passes.rank, names))
-    place = np.array([names.index(rank) for rank in mine.rank.tolist()])
-    order = np.lexsort((mine.start_ns, place))
-    return inside_passes(mine, ranks, of)[order]
+    in_step = passes.where((passes.step == step.number) & np.isin(passes.rank, names))
+    place = np.array([names.index(rank) for rank in in_step.rank.tolist()])
+    order = np.lexsort((in_step.start_ns, place))
+    return inside_passes(in_step, ranks, of)[order]
 
 
 def _late_host(rank: RankTimeline) -> Intervals:
@@ -327,27 +317,10 @@ def remedies_for(*, timers: bool) -> dict[Cause, Remedy]:
     }
 
 
-def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
-    replays: Sequence[Replays],
-    remedies: Sequence[Remedies],
-    beside: Mapping[int, Sequence[Remedies]],
-    accounts: Sequence[Account],
-    *,
-    job: Job,
-    batch_latency_ns: int | None,
-    timers: bool,
-) -> tuple[Saving, ...]:
-    """Return what removing each cause would buy, and the pair of them that hide each other most.
-
-    A cause is removed from all pipelines that are replayed: a batch is as slow as the slowest.
-    """
-    if not replays:
-        return ()
-    by_cause = remedies_for(timers=timers)
-    together = [
-        (mine, *(replay_step(remedy, by_cause) for remedy in beside[own.step.number]))
-        for mine, own in zip(replays, remedies, strict=True)
-    ]
+def _seen_together(
+    by_cause: Iterable[Cause], accounts: Sequence[Account]
+) -> list[tuple[Cause, Cause]]:
+    """Return pairs of causes that take so much time that one may hide the other."""
     total = sum(int(account.length_ns.sum()) for account in accounts)
     seen = [
         cause
@@ -356,56 +329,61 @@ def _savings(  # noqa: PLR0913 (a step's replays, and what else is known)
         and sum(account.total_of(cause) for account in accounts)
         > (0 if cause is Cause.HOST_SYNC else _SEEN * total)
     ]
-    pairs = list(combinations(seen, 2))
-    in_pairs = [
-        tuple(replay_pairs(remedy, by_cause, pairs) for remedy in (own, *beside[own.step.number]))
-        for own in remedies
-    ]
+    return list(combinations(seen, 2))
 
-    def saved_in(step: int, without: Sequence[int], causes: Sequence[str]) -> int:
+
+def _savings(
+    together: Mapping[int, Sequence[Replays]], whole: int | None, job: Job, *, timers: bool
+) -> tuple[Saving, ...]:
+    """Return what removing each cause would buy, and the pair of them that hide each other most.
+
+    A cause is removed from all pipelines of a step that are replayed: a batch is as slow as the
+    slowest.
+    """
+    if not together:
+        return ()
+
+    def saved_in(step: int, causes: tuple[str, ...]) -> int:
         """Hold the slowest pipeline of a step against the slowest without something.
 
         Pipelines that are not replayed keep slow devices, hold as much data as all others do, and
         gain of anything else what those that are replayed mostly do.
         """
-        ran = together[step]
+        replays = together[step]
         after = [
-            replay.measured_ns - replay.unchanged_ns + window
-            for replay, window in zip(ran, without, strict=True)
+            replay.measured_ns - replay.unchanged_ns + replay.without_ns[causes]
+            for replay in replays
         ]
-        others = job.not_replayed_ns.get(remedies[step].step.number, 0)
+        others = job.not_replayed_ns.get(step, 0)
         gains = [
-            window / max(replay.measured_ns, 1) for replay, window in zip(ran, after, strict=True)
+            window / max(replay.measured_ns, 1)
+            for replay, window in zip(replays, after, strict=True)
         ]
         left = 0.0 if Cause.DATA in causes else 1.0 if causes == (Cause.WORKER,) else median(gains)
-        return max(others, *(replay.measured_ns for replay in ran)) - max(
+        return max(others, *(replay.measured_ns for replay in replays)) - max(
             round(left * others), *after
         )
 
-    def middle_of(windows: Sequence[Sequence[int]], causes: Sequence[str]) -> int:
-        return round(median(saved_in(at, ran, causes) for at, ran in enumerate(windows)))
-
-    saved: dict[tuple[str, ...], int] = {
-        (cause,): middle_of(
-            [[replay.without_ns[cause] for replay in ran] for ran in together], (cause,)
-        )
-        for cause in replays[0].without_ns
-        if not (timers and cause == HEAD_OF_LINE)
+    every = next(iter(together.values()))[0].without_ns
+    saved = {
+        causes: round(median(saved_in(step, causes) for step in together))
+        for causes in every
+        if not (timers and causes == (HEAD_OF_LINE,))
     }
-    whole = job.batch_latency_ns or batch_latency_ns
-    whole = whole or round(median(max(replay.measured_ns for replay in ran) for ran in together))
-    hidden: dict[tuple[str, str], int] = {}
-    for pair in pairs:
-        both = middle_of([[windows[pair] for windows in ran] for ran in in_pairs], pair)
-        alone = sum(max(saved[(str(cause),)], 0) for cause in pair)
-        if both - alone >= _HIDES * whole:
-            hidden[(str(pair[0]), str(pair[1]))] = both
-    if hidden:
-        best = max(hidden, key=lambda pair: hidden[pair])
-        saved |= {best: hidden[best]}
+    whole = whole or round(
+        median(max(replay.measured_ns for replay in replays) for replays in together.values())
+    )
+    hidden = {
+        pair: more
+        for pair, more in saved.items()
+        if len(pair) > 1
+        and more - sum(max(saved[(cause,)], 0) for cause in pair) >= MATTERS * whole
+    }
+    most = max(hidden, key=lambda pair: hidden[pair], default=())
     savings = [
-        Saving(causes=causes, batch_latency_ns=whole - of_it, saved_ns=of_it)
-        for causes, of_it in saved.items()
+        Saving(causes=causes, batch_latency_ns=whole - saved_ns, saved_ns=saved_ns)
+        for causes, saved_ns in saved.items()
+        if len(causes) == 1 or causes == most
     ]
     return tuple(sorted(savings, key=lambda saving: -saving.saved_ns))
 

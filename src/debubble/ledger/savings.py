@@ -51,8 +51,8 @@ class Replays:
 
     measured_ns: int
     unchanged_ns: int
-    without_ns: dict[str, int]
-    """By what was removed: a cause, `head_of_line`, or `all`."""
+    without_ns: dict[tuple[str, ...], int]
+    """By what was removed: a cause, two at once, `head_of_line`, or `all`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +105,11 @@ class Remedies:
     def sound_workers(self, place: int | None = None) -> Lengths:
         """Let every device be as fast as those of other replicas; or let one of them."""
         costs = self.costs
-        mine = _of(self.step.program.passes.place, place).tolist()
+        of_rank = _of(self.step.program.passes.place, place).tolist()
         return self._scaled(
             [
                 costs.heavy * costs.sound[key] / max(costs.median[key], 1) if here else 1.0
-                for key, here in zip(self._keys(), mine, strict=True)
+                for key, here in zip(self._keys(), of_rank, strict=True)
             ]
         )
 
@@ -173,23 +173,23 @@ class Remedies:
         expected, hop = self.expected, hop_of(self.step.program)
         lengths = {name: getattr(self.step.lengths, name) for name in ("sending", "wire", "drain")}
         for number, share in hops.items():
-            mine = hop == number
+            of_hop = hop == number
             # An exchange ends when both its messages are there: where the way back is as slow, it
             # only waited for this one.
-            dragged = self._way_back(mine) & (expected.wire.times > SLOW)
-            affected = (mine | dragged) & ~expected.other_way
+            dragged = self._way_back(of_hop) & (expected.wire.times > SLOW)
+            affected = (of_hop | dragged) & ~expected.other_way
             for name, took in lengths.items():
                 repaired = getattr(expected, name).repaired
                 if share is not None:
-                    repaired = np.where(mine, np.rint(took * share).astype(np.int64), repaired)
+                    repaired = np.where(of_hop, np.rint(took * share).astype(np.int64), repaired)
                 lengths[name] = np.where(affected, np.minimum(took, repaired), took)
         return replace(self.step.lengths, **lengths)
 
-    def _way_back(self, mine: Flags) -> Flags:
+    def _way_back(self, of_hop: Flags) -> Flags:
         """Return the messages that share an exchange with some."""
         messages = self.step.program.messages
         size = len(self.step.program.batches)
-        there = messages.sent[mine] * size + messages.received[mine]
+        there = messages.sent[of_hop] * size + messages.received[of_hop]
         back: Flags = np.isin(messages.received * size + messages.sent, there)
         return back
 
@@ -230,11 +230,11 @@ class Remedies:
     def no_host(self, place: int | None = None) -> Lengths:
         """Let every host issue in time; or one of them."""
         lengths, program = self.step.lengths, self.step.program
-        mine, batches = _of(program.passes.place, place), _of(program.batches.place, place)
+        passes, batches = _of(program.passes.place, place), _of(program.batches.place, place)
         if self.step.on_host:
             return replace(
                 lengths,
-                pass_gaps=np.where(mine, 0, lengths.pass_gaps),
+                pass_gaps=np.where(passes, 0, lengths.pass_gaps),
                 batch_gaps=np.where(batches, 0, lengths.batch_gaps),
             )
         # A rank's first pass waits for what the rank did before the step, whoever issued it.
@@ -242,8 +242,8 @@ class Remedies:
         # What a host issues after a call that kept it is late by that call, not of itself.
         return replace(
             lengths,
-            passes=lengths.passes - np.where(mine, self.late_ns, 0),
-            pass_floor=np.where(mine, begins, lengths.pass_floor),
+            passes=lengths.passes - np.where(passes, self.late_ns, 0),
+            pass_floor=np.where(passes, begins, lengths.pass_floor),
             batch_floor=np.where(batches, NEVER_NS, lengths.batch_floor),
         )
 
@@ -290,45 +290,34 @@ Remedy = Callable[[Remedies], Lengths]
 """Returns the lengths of a step with something put right."""
 
 
-def replay_step(remedies: Remedies, by_cause: Mapping[_Cause, Remedy]) -> Replays:
-    """Replay a step unchanged, and without each cause."""
+def replay_step(
+    remedies: Remedies, by_cause: Mapping[_Cause, Remedy], pairs: Sequence[tuple[_Cause, _Cause]]
+) -> Replays:
+    """Replay a step unchanged, without each cause, and without some pairs of them."""
     step = remedies.step
-    changes = {str(cause): remedy(remedies) for cause, remedy in by_cause.items()}
-    changes[ALL] = remedies.nothing_wrong()
+    alone = {cause: remedy(remedies) for cause, remedy in by_cause.items()}
+    changes: dict[tuple[str, ...], Lengths] = {
+        (str(cause),): lengths for cause, lengths in alone.items()
+    }
+    changes[(ALL,)] = remedies.nothing_wrong()
+    for first, second in pairs:
+        changes[str(first), str(second)] = _both(step.lengths, alone[first], alone[second])
     unchanged, *windows = remedies.replay([step.lengths, *changes.values()])
     without = dict(zip(changes, windows, strict=True))
-    (without[HEAD_OF_LINE],) = remedies.replay([step.lengths], queues=False)
+    (without[(HEAD_OF_LINE,)],) = remedies.replay([step.lengths], queues=False)
     return Replays(
         measured_ns=int(step.times.window_ns), unchanged_ns=unchanged, without_ns=without
     )
 
 
-def replay_pairs(
-    remedies: Remedies, by_cause: Mapping[_Cause, Remedy], pairs: Sequence[tuple[_Cause, _Cause]]
-) -> dict[tuple[_Cause, _Cause], int]:
-    """Return the window of a step with two causes removed at once, for each pair."""
-    unchanged = remedies.step.lengths.columns()
-
-    def together(first: I64, second: I64, before: I64) -> I64:
-        """Let each remedy do to a length what it does alone; both, where both shorten it."""
-        alone = np.where(first == before, second, np.where(second == before, first, 0))
-        share = np.minimum(first, second) / np.maximum(before, 1)
-        both = np.where(before > 0, np.rint(np.maximum(first, second) * share), first)
-        touched = (first != before) & (second != before)
-        combined: I64 = np.where(touched, both, alone).astype(np.int64)
-        return combined
-
-    changed = {
-        cause: by_cause[cause](remedies).columns()
-        for cause in {each for pair in pairs for each in pair}
-    }
-    lengths = [
-        Lengths(
-            **{
-                name: together(changed[first][name], changed[second][name], before)
-                for name, before in unchanged.items()
-            }
-        )
-        for first, second in pairs
-    ]
-    return dict(zip(pairs, remedies.replay(lengths), strict=True)) if pairs else {}
+def _both(unchanged: Lengths, first: Lengths, second: Lengths) -> Lengths:
+    """Let each remedy do to a length what it does alone; both, where both shorten it."""
+    others, more = first.columns(), second.columns()
+    combined = {}
+    for name, length in unchanged.columns().items():
+        alone, beside = others[name], more[name]
+        share = np.minimum(alone, beside) / np.maximum(length, 1)
+        both = np.where(length > 0, np.rint(np.maximum(alone, beside) * share), alone)
+        either = np.where(alone == length, beside, np.where(beside == length, alone, both))
+        combined[name] = either.astype(np.int64)
+    return Lengths(**combined)

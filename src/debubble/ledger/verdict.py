@@ -16,8 +16,6 @@ from debubble.links.hop_times import Hop
 from debubble.simulate.lengths import hop_of
 from debubble.timeline.replicas import SlowWorker
 
-# Slow hops that cost less than this are not what makes transfers long.
-_WORTH_A_NAME = 0.005
 # What buys less than a tenth of it is little.
 LITTLE = 0.1
 
@@ -92,7 +90,7 @@ def _name(ledger: Ledger, saving: Saving) -> MainCause:
         return MainCause(cause=saving.cause, saving=saving)
     if saving.cause in _OF_ALL_RANKS:
         return _OF_ALL_RANKS[saving.cause](ledger, saving)
-    if _of_slow_hops(ledger, saving) >= _WORTH_A_NAME and ledger.links is not None:
+    if _of_slow_hops(ledger, saving) >= MATTERS and ledger.links is not None:
         slow = ledger.links.slow
         return MainCause(
             cause=saving.cause,

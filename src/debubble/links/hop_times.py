@@ -419,8 +419,6 @@ FEWEST = 4
 # Held against hops timed with nothing else running (45 of the recorded H200 runs), the tenth part
 # from the quickest is nearest.
 _ALONE = 0.1
-# Of a small message all may be underway before its receive begins.
-_LEAST_SEEN = 0.25
 # Sizes closer than this share latency and bandwidth in all of them: no line can part the two.
 _LEAST_SPAN = 4.0
 # Medians of noisy messages are off by less than this from a line that they lie on.
@@ -554,8 +552,9 @@ def _alone(rows: Transfers, *, buffers: bool) -> int | None:
         return None
     seen = float(np.quantile(others, _ALONE))
     size = max(int(rows.message_bytes.max()), 1)
-    most = seen / max(1 - BUFFERED_BYTES / size, _LEAST_SEEN)
-    few = min(max(float(np.quantile(clean, _ALONE)), seen), most)
+    few = max(float(np.quantile(clean, _ALONE)), seen)
+    if size > BUFFERED_BYTES:  # of a smaller one all may be underway before its receive begins
+        few = min(few, seen / (1 - BUFFERED_BYTES / size))
     return round(math.sqrt(seen * few))
 
 
@@ -715,7 +714,7 @@ _DEVICES_A_HOST = 8
 def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) -> str:
     """Write the command for two ranks: messages both ways at once, at the job's own size."""
     size = f"-b {message_bytes} -e {message_bytes}" if message_bytes > 0 else _UNKNOWN_SIZE
-    out = f"-J hop_{here.rank}_{there.rank}.json"
+    out = f"| tee hop_{here.rank}_{there.rank}.txt"
     words = f"{size} {_ITERATIONS} {out}"
     (host, device), (other_host, other_device) = here.device, there.device
     if host != other_host:
@@ -738,8 +737,6 @@ def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) ->
 # Of a slow hop the messages are slow from this share on, counted from the quickest: tails make no
 # slow hop.
 NEARLY_ALL = 0.25
-# Messages that have their like on other hops; two may both be of the tail.
-_FEWEST_RATIOS = 3
 # Against what its kind of wire can do, half is slow: tables are of large messages alone.
 SLOW_FOR_ITS_CLASS = 2.0
 
@@ -908,7 +905,7 @@ def against_peers(expected: Sequence[ExpectedTimes], names: Sequence[int]) -> di
 def _by_peers(hop: HopTimes, against: Mapping[Hop, Ratios]) -> Judgement | None:
     """Judge a hop by its peers; an exchange alone does not tell which of its two ways is slow."""
     own, other_way = against.get(hop.hop), against.get(hop.hop[::-1])
-    if own is None or len(ratios := np.concatenate(own[:2])) < _FEWEST_RATIOS:
+    if own is None or len(ratios := np.concatenate(own[:2])) < FEWEST:
         return None
     # Messages outside exchanges tell whether it is the other direction that is slow.
     dragged = (
@@ -924,7 +921,7 @@ def _by_peers(hop: HopTimes, against: Mapping[Hop, Ratios]) -> Judgement | None:
         return judge_ratio(times, slow=True, against="peers")
     judged = judge_ratio(float(np.median(ratios)), slow=False, against="peers")
     # Exchanges that others' hold up as well say nothing against what those outside exchanges say.
-    if not dragged and _slow(own.alone) and len(own.alone) >= _FEWEST_RATIOS and hop.as_long:
+    if not dragged and _slow(own.alone) and len(own.alone) >= FEWEST and hop.as_long:
         return judge_ratio(float(np.median(own.alone)), slow=True, against="peers")
     if dragged:
         return replace(judged, dragged=True, why="its exchanges wait for the other direction")

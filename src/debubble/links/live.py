@@ -238,14 +238,14 @@ def second_pass(measured: HopTestResult) -> tuple[Hop, ...]:
     slow = [judged.hop for judged in judge_measured(measured) if judged.judgement.slow]
     ill = {rank for hop in slow for rank in hop}
     ranks = sorted(place.rank for place in measured.places)
-    found: list[Hop] = list(slow)
+    again: list[Hop] = list(slow)
     for sender, receiver in slow:
         others = [rank for rank in ranks if rank not in ill]
         others = others or [rank for rank in ranks if rank not in {sender, receiver}]
         if others:
             here, there = _nearest(others, sender), _nearest(others, receiver)
-            found += [(sender, here), (there, receiver)]
-    return tuple(dict.fromkeys(found))
+            again += [(sender, here), (there, receiver)]
+    return tuple(dict.fromkeys(again))
 
 
 def _nearest(ranks: Sequence[int], to: int) -> int:
@@ -253,11 +253,11 @@ def _nearest(ranks: Sequence[int], to: int) -> int:
 
 
 def _ladders(rungs: Iterable[Rung]) -> dict[Hop, tuple[Rung, ...]]:
-    found: dict[Hop, list[Rung]] = {}
+    ladders: dict[Hop, list[Rung]] = {}
     for rung in rungs:
-        found.setdefault(rung.hop, []).append(rung)
+        ladders.setdefault(rung.hop, []).append(rung)
     return {
-        hop: tuple(sorted(mine, key=lambda rung: rung.size_bytes)) for hop, mine in found.items()
+        hop: tuple(sorted(mine, key=lambda rung: rung.size_bytes)) for hop, mine in ladders.items()
     }
 
 

@@ -59,10 +59,10 @@ def _hops_of(file: str) -> list[dict[str, Any]]:
 
 
 def _whole(row: dict[str, Any], name: str, file: str) -> int:
-    found = row.get(name)
-    if not isinstance(found, int):
+    value = row.get(name)
+    if not isinstance(value, int):
         raise LogError(f"a hop without {name!r}", hint=_HINT, file=file)
-    return found
+    return value
 
 
 def _times_of(row: dict[str, Any]) -> Iterable[tuple[int, float]]:
@@ -101,9 +101,9 @@ def read_wiring(
         for topology in topologies:
             join = topology.joins.get((here.device[1], there.device[1]))
             if here.device[0] == there.device[0] and join is not None:
-                found = class_of_join(join, here.device_name)
-                if found is not None:
-                    stated[here.rank, there.rank] = found
+                wire = class_of_join(join, here.device_name)
+                if wire is not None:
+                    stated[here.rank, there.rank] = wire
         guess = guess_class(here, there)
         if guess is not None:
             guessed[here.rank, there.rank] = guess
@@ -132,13 +132,13 @@ def parse_classes(words: Iterable[str], hops: Sequence[Hop]) -> dict[Hop, LinkCl
     return of_all | of_pairs
 
 
-def _state(found: dict[Hop, LinkClass], hops: Sequence[Hop], name: str, which: str) -> None:
+def _state(stated: dict[Hop, LinkClass], hops: Sequence[Hop], name: str, which: str) -> None:
     """Note the kind of wire of some hops; refuse another than was stated before."""
     wire = find_class(name)
     for hop in hops:
-        if found.setdefault(hop, wire) != wire:
+        if stated.setdefault(hop, wire) != wire:
             raise UsageError(
-                f"--class says {found[hop].name} and {wire.name} of {which}", hint="leave one"
+                f"--class says {stated[hop].name} and {wire.name} of {which}", hint="leave one"
             )
 
 

@@ -262,7 +262,7 @@ def _put_right(
     equal = mostly.mean(axis=1, keepdims=True) / np.maximum(mostly, 1)
     # What a stage takes, whichever phase.
     alike = mostly.mean(axis=0, keepdims=True) / np.maximum(mostly, 1)
-    found = {
+    without = {
         Cause.IMBALANCE: replace(queue, length=whole(queue.length * equal)),
         Cause.UNEVEN: replace(queue, length=whole(queue.length * alike)),
         Cause.JITTER: replace(queue, length=whole(np.minimum(queue.length, mostly))),
@@ -280,12 +280,12 @@ def _put_right(
     if slots is not None and batches.starved:
         # With so few requests the next batch of each waits for its own token, broadcast or not.
         filled = with_slots(released if held else queue, max(batches.stages, slots))
-        found[Cause.NO_WORK] = filled
+        without[Cause.NO_WORK] = filled
     elif slots is not None and held:
-        found[Cause.TOKEN_BROADCAST] = released
+        without[Cause.TOKEN_BROADCAST] = released
     elif slots is not None and slots < batches.stages:
         # Beyond one for every stage, what more of them do is another question: they are smaller.
-        found[Cause.IN_FLIGHT] = with_slots(queue, batches.stages)
+        without[Cause.IN_FLIGHT] = with_slots(queue, batches.stages)
     if slow:
-        found[Cause.SLOW_LINK] = replace(queue, wire=repaired)
-    return found
+        without[Cause.SLOW_LINK] = replace(queue, wire=repaired)
+    return without

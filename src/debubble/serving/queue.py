@@ -110,7 +110,7 @@ def measure_queue(batches: Batches) -> Queue | None:
     before = np.concatenate((end[:1] - (end[:1] - start[:1]), end[:-1]))
     turn, wire, begin, lag = (np.zeros(start.shape, dtype=np.int64) for _ in range(4))
     turn[:, 0] = np.maximum(start[:, 0] - before[:, 0], 0)
-    told: list[int] = []
+    limited: list[int] = []
     for stage in range(1, stages):
         sent = batches.sent[rows, stage - 1]
         posted, there = batches.posted[rows, stage], batches.arrived[rows, stage]
@@ -127,7 +127,7 @@ def measure_queue(batches: Batches) -> Queue | None:
         wire[:, stage] = np.maximum(there - np.maximum(np.maximum(sent, asked), ready), 0)
         begin[:, stage] = start[:, stage] - there
         turn[:, stage] = _turns(asked - before[:, stage], asked >= sent)
-        told.append(int((asked >= sent).sum()))
+        limited.append(int((asked >= sent).sum()))
     back, ahead = np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=bool)
     # Those that wait in the first host, behind what holds it up, are not on the devices.
     slots = batches.at_entry if batches.held_back else batches.in_flight
@@ -141,7 +141,10 @@ def measure_queue(batches: Batches) -> Queue | None:
         back[seen:] = np.maximum(_turns(since, waits), 0)
         turn[seen:, 0] = _turns(turn[seen:, 0], ~waits)
         # A host that always waits shows no turn of its own: it takes no longer than the way back.
-        never = [int((~waits).sum()) < FEWEST_BATCHES, *(count < FEWEST_BATCHES for count in told)]
+        never = [
+            int((~waits).sum()) < FEWEST_BATCHES,
+            *(count < FEWEST_BATCHES for count in limited),
+        ]
         quick = int(np.percentile(back[seen:], _QUICK_PERCENT))
         turn[:, never] = np.minimum(turn[:, never], quick)
     return Queue(
@@ -188,11 +191,11 @@ def without_broadcasts(batches: Batches, queue: Queue) -> Queue:
     )
 
 
-def _turns(taken: I64, told: Flags) -> I64:
+def _turns(taken: I64, limited: Flags) -> I64:
     """Keep what held a batch up; else it took no longer than the quickest of those do."""
-    shown = taken[told] if told.sum() >= FEWEST_BATCHES else taken
+    shown = taken[limited] if limited.sum() >= FEWEST_BATCHES else taken
     quick = int(np.percentile(shown, _QUICK_PERCENT)) if len(shown) else 0
-    return np.where(told, taken, np.minimum(taken, max(quick, 0)))
+    return np.where(limited, taken, np.minimum(taken, max(quick, 0)))
 
 
 def with_slots(queue: Queue, in_flight: int) -> Queue:

@@ -214,26 +214,26 @@ class Waits:
 
 def _moments_of(batches: Batches) -> I64:
     """Return the moments of each batch on each stage, none before the one that it follows."""
-    found = np.full((len(batches), batches.stages, _MOMENTS), UNSEEN, dtype=np.int64)
+    table = np.full((len(batches), batches.stages, _MOMENTS), UNSEEN, dtype=np.int64)
     start, end = batches.start, batches.end
     sent, there = batches.sent[:, :-1], batches.arrived[:, 1:]
     known = (sent != UNSEEN) & (there != UNSEEN)
     computed = np.where(end[:, :-1] == UNSEEN, sent, np.minimum(end[:, :-1], sent))
     issued = np.maximum(batches.send_issued[:, :-1], computed)
-    found[..., _START], found[..., _END] = start, end
-    found[:, 1:, _OUT] = np.where(known, issued, end[:, :-1])
-    found[:, 1:, _SENT] = np.where(known, sent, end[:, :-1])
-    found[:, 1:, _ASKED] = np.where(known, batches.posted[:, 1:], UNSEEN)
-    found[:, 1:, _RECEIVED] = np.where(known, batches.received[:, 1:], UNSEEN)
-    found[:, 1:, _THERE] = np.where(known, there, start[:, 1:])
-    found[:, 1:, _ISSUED] = batches.issued[:, 1:]
-    told = batches.turn != UNSEEN
-    found[:, 0, _OUT] = np.where(told, batches.turn, start[:, 0])
-    found[:, 0, _ISSUED] = np.where(told, batches.issued[:, 0], UNSEEN)
+    table[..., _START], table[..., _END] = start, end
+    table[:, 1:, _OUT] = np.where(known, issued, end[:, :-1])
+    table[:, 1:, _SENT] = np.where(known, sent, end[:, :-1])
+    table[:, 1:, _ASKED] = np.where(known, batches.posted[:, 1:], UNSEEN)
+    table[:, 1:, _RECEIVED] = np.where(known, batches.received[:, 1:], UNSEEN)
+    table[:, 1:, _THERE] = np.where(known, there, start[:, 1:])
+    table[:, 1:, _ISSUED] = batches.issued[:, 1:]
+    labelled = batches.turn != UNSEEN
+    table[:, 0, _OUT] = np.where(labelled, batches.turn, start[:, 0])
+    table[:, 0, _ISSUED] = np.where(labelled, batches.issued[:, 0], UNSEEN)
     # The last stage was with a batch when its capture began: until its next pass at most.
     rows = np.flatnonzero(start[:, -1] != UNSEEN)
-    found[: rows[0] if len(rows) else 0, -1, _END] = start[rows[0], -1] if len(rows) else UNSEEN
+    table[: rows[0] if len(rows) else 0, -1, _END] = start[rows[0], -1] if len(rows) else UNSEEN
     seen = start != UNSEEN
-    moments = np.minimum(np.maximum.accumulate(found[..., :_START], axis=-1), start[..., None])
-    found[..., :_START] = np.where(seen[..., None], moments, UNSEEN)
-    return found
+    moments = np.minimum(np.maximum.accumulate(table[..., :_START], axis=-1), start[..., None])
+    table[..., :_START] = np.where(seen[..., None], moments, UNSEEN)
+    return table

@@ -4,7 +4,7 @@ Replicas only meet in collectives: each pipeline has its own messages, steps and
 can be built wherever its ranks are, and a run of thousands is a run of many small ones. Two ranks
 and thousands go one way:
 
-    ranks ─ order_parts ─► parts ─ build_alike(load_part, here or in workers) ─► join_parts
+    ranks ─ find_parts ─► parts ─ load_part, here or in workers ─► join_parts
 
 Ranks that exchange messages become one `Timeline` by `build_part`, which is the table of contents:
 who, steps, transfers and clock, passes, memory and layers. `line_of` gathers all that is known of
@@ -19,9 +19,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +93,6 @@ from debubble.timeline.steps import (
     infer_steps,
     leading,
     marks_steps,
-    numbered,
     record_rank,
     whole_run,
 )
@@ -120,6 +119,7 @@ from debubble.timeline.work import (
     Work,
     apparent_of,
     find_carried_out,
+    find_messages,
     find_side_work,
     find_synchronisations,
     find_waits,
@@ -140,41 +140,16 @@ from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits
 from debubble.units import counted, show_ranks
 
-
-class RankSource(Protocol):
-    """Where a rank lies between being read and being built."""
-
-    @property
-    def rank(self) -> int:
-        """Which it is, as the run has settled it."""
-        ...
-
-    def load(self, limits: Limits) -> RankTrace:
-        """Return all of it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldRank:
-    """A rank that is held in memory."""
-
-    trace: RankTrace
-
-    @property
-    def rank(self) -> int:
-        """Which it is."""
-        return rank_of(self.trace)
-
-    def load(self, limits: Limits) -> RankTrace:  # noqa: ARG002 (it was read within them)
-        """Return it."""
-        return self.trace
+Loader = Callable[[Limits], RankTrace]
+"""Returns a rank, wherever it lies between being read and being built."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(TraceFile):
     """Ranks that exchange messages, as whoever builds them is handed them."""
 
-    sources: tuple[RankSource, ...]
+    loaders: Mapping[int, Loader]
+    """By rank, as the run has settled which it is."""
     members: Mapping[int, tuple[int, ...]]
     """Of ranks whose peers are counted inside a group: who is in it."""
     sidecars: tuple[Sidecar, ...] = ()
@@ -182,17 +157,15 @@ class Part(TraceFile):
     """Some rank of the run, of this part or not, marks steps."""
     may_infer: bool = True
 
-    @property
-    def ranks(self) -> frozenset[int]:
-        """Which they are."""
-        return frozenset(source.rank for source in self.sources)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltPart:
     """What came of a part."""
 
-    timeline: Timeline | NoPipelineHere
+    timeline: Timeline | None
+    """None where its ranks make no pipeline."""
+    peers: Counter[bool] = field(default_factory=Counter)
+    """Of ranks that make none: how many messages have a known peer, and how many have none."""
     traces: tuple[RankTrace, ...] = ()
     figures: tuple[PipelineFigures, ...] = ()
     """Of its pipelines, where they were measured."""
@@ -206,20 +179,63 @@ def build_run(run: Run) -> Timeline:
     """Build the timeline of whatever was read: traces of ranks, or an op table."""
     if run.tables and not run.ranks:
         return build_from_table(run.tables[0])
-    refuse_unread_devices(run.ranks)
     return build_timeline(run.ranks, run.sidecars)
 
 
 def build_timeline(traces: Sequence[RankTrace], sidecars: Sequence[Sidecar] = ()) -> Timeline:
     """Turn unlabelled ranks into pipelines of named passes, each on one clock."""
-    sources = {rank_of(trace): HeldRank(trace=trace) for trace in traces}
-    marked = any(marks_steps(trace) for trace in traces)
-    parts, gaps = order_parts(traces, sources, sidecars, marked=marked)
-    built = build_alike(
-        parts, lambda every: [(part, load_part(part, DEFAULT_LIMITS)) for part in every]
+    built, whole = build_parts(
+        traces,
+        held(traces),
+        sidecars,
+        marked=any(marks_steps(trace) for trace in traces),
+        build=lambda parts: [(part, load_part(part, DEFAULT_LIMITS)) for part in parts],
     )
-    whole = join_parts([part.timeline for _, part in built], gaps)
     return meet_in_stages(whole, [trace for _, part in built for trace in part.traces])
+
+
+def held(traces: Iterable[RankTrace]) -> dict[int, Loader]:
+    """Return what loads ranks that are held in memory."""
+
+    def loader(trace: RankTrace) -> Loader:
+        return lambda _: trace
+
+    return {rank_of(trace): loader(trace) for trace in traces}
+
+
+def build_parts(
+    traces: Sequence[RankTrace],
+    loaders: Mapping[int, Loader],
+    sidecars: Sequence[Sidecar],
+    *,
+    marked: bool,
+    build: Build,
+) -> tuple[list[tuple[Part, BuiltPart]], Timeline]:
+    """Tell which ranks exchange messages, have each part of them built, and join what came of it.
+
+    `traces` may hold no more than a row a peer. Where the rhythm tells the steps of some parts
+    alone, all are built once more without.
+    """
+    refuse_unread_devices(traces)
+    members, gaps = choose_groups(traces)
+    named = [translate_peers(trace, members.get(rank_of(trace))) for trace in traces]
+    said = {sidecar.rank: sidecar for sidecar in sidecars}
+    built = build(
+        [
+            Part(
+                file=f"ranks {show_ranks(ranks)}",
+                format="part",
+                loaders={rank: loaders[rank] for rank in ranks},
+                members={rank: members[rank] for rank in ranks if rank in members},
+                sidecars=tuple(said[rank] for rank in ranks if rank in said),
+                marked=marked,
+            )
+            for ranks in find_parts(named)
+        ]
+    )
+    if len({part.timeline.inferred for _, part in built if part.timeline is not None}) > 1:
+        built = build([replace(part, marked=False, may_infer=False) for part, _ in built])
+    return built, join_parts([part for _, part in built], gaps)
 
 
 def refuse_unread_devices(traces: Iterable[RankTrace]) -> None:
@@ -243,50 +259,16 @@ def refuse_unread_devices(traces: Iterable[RankTrace]) -> None:
         )
 
 
-def order_parts(
-    traces: Sequence[RankTrace],
-    sources: Mapping[int, RankSource],
-    sidecars: Sequence[Sidecar],
-    *,
-    marked: bool,
-) -> tuple[list[Part], tuple[Gap, ...]]:
-    """Tell which ranks exchange messages, of whole traces or of a row a peer."""
-    members, gaps = choose_groups(traces)
-    named = [translate_peers(trace, members.get(rank_of(trace))) for trace in traces]
-    said = {sidecar.rank: sidecar for sidecar in sidecars}
-    parts = [
-        Part(
-            file=f"ranks {show_ranks(ranks)}",
-            format="part",
-            sources=tuple(sources[rank] for rank in ranks),
-            members={rank: members[rank] for rank in ranks if rank in members},
-            sidecars=tuple(said[rank] for rank in ranks if rank in said),
-            marked=marked,
-        )
-        for ranks in find_parts(named)
-    ]
-    return parts, gaps
-
-
 def load_part(part: Part, limits: Limits) -> BuiltPart:
     """Build a part from its ranks."""
     traces = tuple(
-        translate_peers(source.load(limits), part.members.get(source.rank))
-        for source in part.sources
+        translate_peers(load(limits), part.members.get(rank)) for rank, load in part.loaders.items()
     )
-    built = build_part(traces, marked=part.marked, may_infer=part.may_infer)
-    if isinstance(built, Timeline):
-        built = tell_memory(built, part.sidecars)
-    return BuiltPart(timeline=built, traces=traces)
-
-
-def build_alike(parts: Sequence[Part], build: Build) -> list[tuple[Part, BuiltPart]]:
-    """Build all parts; once more without steps, where the rhythm told those of some parts alone."""
-    built = build(parts)
-    timelines = [part.timeline for _, part in built if isinstance(part.timeline, Timeline)]
-    if len({timeline.inferred for timeline in timelines}) <= 1:
-        return built
-    return build([replace(part, marked=False, may_infer=False) for part, _ in built])
+    timeline = build_part(traces, marked=part.marked, may_infer=part.may_infer)
+    if timeline is None:
+        peers = np.concatenate([find_messages(trace).peer for trace in traces])
+        return BuiltPart(timeline=None, peers=Counter((peers >= 0).tolist()), traces=traces)
+    return BuiltPart(timeline=tell_memory(timeline, part.sidecars), traces=traces)
 
 
 def find_parts(named: Sequence[RankTrace]) -> tuple[tuple[int, ...], ...]:
@@ -316,11 +298,11 @@ def find_parts(named: Sequence[RankTrace]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(ranks) for ranks in parts.values())
 
 
-def join_parts(parts: Sequence[Timeline | NoPipelineHere], gaps: Sequence[Gap] = ()) -> Timeline:
+def join_parts(parts: Sequence[BuiltPart], gaps: Sequence[Gap] = ()) -> Timeline:
     """Put the timelines of strangers together, pipelines numbered in the order of their ranks."""
-    built = [part for part in parts if isinstance(part, Timeline)]
+    built = [part.timeline for part in parts if part.timeline is not None]
     if not built:
-        raise _no_pipeline([part for part in parts if isinstance(part, NoPipelineHere)], gaps)
+        raise _no_pipeline(sum((part.peers for part in parts), Counter()), gaps)
     members = sorted(members for part in built for members in part.members.values())
     numbers = {ranks: number for number, ranks in enumerate(members)}
     built = [renumber(part, numbers) for part in built]
@@ -352,30 +334,21 @@ def renumber(part: Timeline, numbers: Mapping[tuple[int, ...], int]) -> Timeline
     )
 
 
-def _no_pipeline(parts: Sequence[NoPipelineHere], unknown_groups: Sequence[Gap]) -> NoPipeline:
-    posts = sum(part.messages for part in parts)
-    if not posts and any(part.rings for part in parts):
+def _no_pipeline(peers: Counter[bool], unknown_groups: Sequence[Gap]) -> NoPipeline:
+    if peers[False]:
+        return NoPipeline(
+            f"no pipeline: the peers of all {counted(peers[False], 'message')} are unknown",
+            hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
+        )
+    if peers[True]:
         return NoPipeline(
             "no pipeline in these traces: ranks only pass blocks around a ring",
             hint="context parallelism looks so; it makes no pipeline, nor do collectives",
         )
-    if not posts:
-        return NoPipeline(
-            "no pipeline in these traces: no rank sends or receives point to point",
-            hint="`debubble inspect` says what they hold; collectives alone make no pipeline",
-        )
     return NoPipeline(
-        f"no pipeline: the peers of all {counted(posts, 'message')} are unknown",
-        hint=unknown_groups[0].hint if unknown_groups else "record with record_shapes=True",
+        "no pipeline in these traces: no rank sends or receives point to point",
+        hint="`debubble inspect` says what they hold; collectives alone make no pipeline",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoPipelineHere:
-    """Ranks that make no pipeline, and what they exchange instead."""
-
-    messages: int
-    rings: bool
 
 
 def build_part(
@@ -383,19 +356,19 @@ def build_part(
     *,
     marked: bool,
     may_infer: bool = True,
-) -> Timeline | NoPipelineHere:
+) -> Timeline | None:
     """Turn unlabelled ranks into pipelines of named passes on one clock, if they make any.
 
     `marked`: some rank of the run, of this part or not, marks steps.
     """
     # Who. Traces → what each rank computed and exchanged → the order of ranks in each pipeline.
-    ranks, rings = _record_ranks(named, marked=marked)
+    ranks = _record_ranks(named, marked=marked)
     chains = _order_ranks(ranks)
     if not chains:
-        return NoPipelineHere(messages=sum(len(rank.messages) for rank in ranks), rings=rings)
+        return None
 
     # Steps. The profiler's marks, else the pipelines' own rhythm → the step of work and messages.
-    gaps = _beside_marks(ranks, chains) if marked else []
+    gaps: list[Gap] = []
     inferred = _in_inferred_steps(ranks, chains) if may_infer and not marked else None
     in_steps = marked or inferred is not None
     ranks = inferred or ranks
@@ -405,7 +378,7 @@ def build_part(
     across = _pairs_across_steps(posted, chains, in_steps=in_steps)
     shifts = {} if in_steps else find_shifts(posted, [chain.ranks for chain in chains])
     transfers, unmatched = match_transfers(posted, across, shifts)
-    mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
+    mixed = [find_mixed(ranks, chain, transfers, unmatched, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(_telling_clocks(transfers, shifts), posted)
     gaps += [] if any(mixed) else name_wrong(clocks)
@@ -443,58 +416,28 @@ def build_part(
 # Who: what each rank did, and the order of ranks in their pipelines.
 
 
-def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> tuple[list[RankRecord], bool]:
-    """List what each rank computed and exchanged; rings as collectives, and if there are any."""
+def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> list[RankRecord]:
+    """List what each rank computed and exchanged; what goes around rings as collectives."""
     work = [find_work(trace) for trace in named]
     rings = find_rings(named, work)
     if rings:
         named = [as_collectives(trace, rings) for trace in named]
         work = [find_work(trace) for trace in named]
-    ranks = [
+    return [
         record_rank(trace, computed, find_steps(trace) if marked else whole_run())
         for trace, computed in zip(named, work, strict=True)
     ]
-    return (ranks if marked else [_tagged(rank) for rank in ranks]), bool(rings)
-
-
-def _tagged(rank: RankRecord) -> RankRecord:
-    """Tell messages by their batches, where an engine names those."""
-    turns, messages = find_turns(rank.trace), rank.messages
-    if turns is None:
-        return rank
-    tag = turns.tags(messages.issued_ns, messages.is_send)
-    return replace(rank, messages=replace(messages, tag=tag))
 
 
 def _order_ranks(ranks: Sequence[RankRecord]) -> list[Chain]:
     """Chain the ranks of each pipeline, by their first messages and over ranks without a trace."""
     messages = {rank.rank: leading(rank) for rank in ranks}
     pieces, traces = find_chains(messages), [rank.trace for rank in ranks]
-    joined = join_over_missing(pieces, traces, messages)
+    joined = join_over_missing(pieces, traces)
     return [chain for chain in joined if len(chain.ranks) > 1]
 
 
 # Steps: where no mark tells them, the rhythm does, unless messages contradict it.
-
-
-def _beside_marks(ranks: Sequence[RankRecord], chains: Sequence[Chain]) -> list[Gap]:
-    """Name the ranks that exchange messages before their first mark, or after their last one."""
-    found = []
-    for rank in ranks:
-        if len(rank.steps.number) and any(rank.rank in chain.ranks for chain in chains):
-            issued = rank.messages.issued_ns[rank.messages.step < 0]
-            ends = (issued < rank.steps.start_ns[0]) | (issued >= rank.steps.end_ns[-1])
-            found += [rank.rank] if ends.any() else []
-    if not found:
-        return []
-    who = numbered("rank", found)
-    return [
-        Gap(
-            code=Code.CUT_STEPS,
-            message=f"a step before or after the marked ones, captured in part by {who}, left out",
-            hint="let the capture begin and end between two steps",
-        )
-    ]
 
 
 def _in_inferred_steps(

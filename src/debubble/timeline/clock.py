@@ -37,11 +37,11 @@ from debubble.errors import Code, Gap
 from debubble.timeline.model import (
     F64,
     FEWEST_SAMPLES,
-    FEWEST_STEPS,
     I32,
     I64,
     Flags,
     Transfers,
+    UnmatchedMessages,
     rows_by_hop,
 )
 from debubble.timeline.steps import RankRecord, numbered
@@ -347,6 +347,7 @@ def find_mixed(
     ranks: Sequence[RankRecord],
     chain: Chain,
     transfers: Transfers,
+    unmatched: Sequence[UnmatchedMessages],
     across_steps: Collection[Ends],
 ) -> Gap | None:
     """Say why the ranks of a pipeline cannot be of one run; None where they may be."""
@@ -365,12 +366,12 @@ def find_mixed(
     unlike = {frozenset(hop) for hop in hops if _sizes_differ(captured, *hop)}
     if unlike:
         return _mixed(names, unlike, "what one sends is not of the size that the other receives")
-    counts = _count_messages(captured)
-    uneven = {frozenset(hop) for hop in hops if _counts_differ(counts, *hop)}
-    if uneven:
-        reason = "one does not receive as often as the other sends, in any step"
-        return _mixed(names, uneven, reason)
-    inside = _comparable(counts, transfers, across_steps)
+    # In a step in which messages are missing, those that are there may be paired wrongly.
+    left_over = {(*lacking.ends, lacking.step) for lacking in unmatched}
+    columns = (transfers.source, transfers.destination, transfers.step)
+    keys = list(zip(*(column.tolist() for column in columns), strict=True))
+    sure = [key not in left_over and key[:2] not in across_steps for key in keys]
+    inside = transfers.where(np.array(sure, dtype=bool))
     apart = {frozenset(pair) for pair in pairs if contradict(inside, pair)}
     if apart or contradict(inside, names):
         return _mixed(names, apart, "no clock puts every receive after its send")
@@ -395,58 +396,6 @@ def _sizes_differ(captured: Mapping[int, RankRecord], source: int, destination: 
     into = received.message_bytes[~received.is_send & (received.peer == source)]
     sizes, others = set(out[out > 0].tolist()), set(into[into > 0].tolist())
     return bool(sizes and others) and not sizes & others
-
-
-Counts = Mapping[tuple[int, int, bool], dict[int, int]]
-"""Of a rank, a peer and a direction: messages by step."""
-
-
-def _count_messages(captured: Mapping[int, RankRecord]) -> Counts:
-    counts: dict[tuple[int, int, bool], dict[int, int]] = {}
-    for rank, record in captured.items():
-        messages = record.messages
-        rows = np.stack((messages.peer, messages.is_send, messages.step))[:, messages.step >= 0]
-        keys, often = np.unique(rows, axis=1, return_counts=True)
-        for (peer, is_send, number), count in zip(keys.T.tolist(), often.tolist(), strict=True):
-            counts.setdefault((rank, peer, bool(is_send)), {})[number] = count
-    return counts
-
-
-def _counts_differ(counts: Counts, source: int, destination: int) -> bool:
-    """Tell whether each side keeps to a number of messages a step, and to another one.
-
-    Not where the side with fewer has lost some, as its others are as many as they go:
-
-        rank 0 ── 4 a step ─► rank 1 ── 1 a step ─► rank 2, which receives 4
-
-    What rank 1 takes in it hands on: 3 of its sends are not in its trace. Of another run, with
-    another number of microbatches, it would take in as many as it hands on.
-    """
-    ends = (source, destination, True), (destination, source, False)
-    sent, received = (counts.get(end, {}) for end in ends)
-    common = sent.keys() & received.keys()
-    often = [{side[step] for step in common} for side in (sent, received)]
-    if len(common) < FEWEST_STEPS or any(len(side) > 1 for side in often) or often[0] == often[1]:
-        return False
-    fewer = ends[min(sent.values()) > min(received.values())]
-    most = set(max(sent.values(), received.values(), key=min))
-    return not any(
-        set(of_step.values()) == most
-        for end, of_step in counts.items()
-        if end[0] == fewer[0] and end != fewer
-    )
-
-
-def _comparable(counts: Counts, transfers: Transfers, across_steps: Collection[Ends]) -> Transfers:
-    """Return the transfers that surely are what they are paired as."""
-    kept = np.zeros(len(transfers), dtype=bool)
-    for (source, destination), rows in rows_by_hop(transfers).items():
-        if (source, destination) not in across_steps:
-            sent = counts.get((source, destination, True), {})
-            received = counts.get((destination, source, False), {})
-            even = [step for step in sent if sent[step] == received.get(step)]
-            kept[rows] = np.isin(transfers.step[rows], even)
-    return transfers.where(kept)
 
 
 def _mixed(names: Sequence[int], apart: set[frozenset[int]], reason: str) -> Gap:

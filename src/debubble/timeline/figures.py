@@ -41,14 +41,10 @@ from debubble.timeline.transfers import HopFigures, measure_hops
 from debubble.timeline.turns import Turns
 from debubble.timeline.work import Work, host_ranges, names_like, spans_of
 from debubble.trace.columns import RankTrace
-from debubble.units import NS_PER_S, counted, show_count, show_duration, show_ranks
+from debubble.units import NS_PER_S, counted, show_count
 
 PassName = tuple[int, str, int]
 """Stage, kind and microbatch of a pass."""
-
-# A step may begin while the one before it ends, by a fifth of it (`bubble.py`); the median of few
-# steps is not the median of their distances.
-MAX_BATCHES_PER_STEP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +111,6 @@ def recognise_schedule(timeline: Timeline, pipeline: int, microbatches: int | No
     ran = list(_orders(passes, ranks))
     candidates = candidate_orders(placement, kinds, microbatches)
     return next((name for name, order in candidates if _deviation(ran, ranks, order) is None), None)
-
-
-def find_deviation(timeline: Timeline, pipeline: int, order: Order) -> Deviation | None:
-    """Return where a pipeline first left an order, by rank, then by step; None if nowhere."""
-    ranks = as_schedules_count(timeline, pipeline)
-    return _deviation(_orders(_passes_of(timeline, ranks), ranks), ranks, order)
 
 
 def _deviation(
@@ -193,16 +183,24 @@ def hold_against(
     """Make the stated order for this run and look where the run left it."""
     ranks = as_schedules_count(timeline, pipeline)
     name = statement.text
+
+    def without_order(code: Code, message: str) -> StatedSchedule:
+        gap = Gap(code=code, message=message, hint="leave --schedule out to see what is recognised")
+        return StatedSchedule(name=name, order=None, deviation=None, gaps=(gap,))
+
+    unchecked = f"not held against the stated schedule {name}: "
     if set(ranks[0].members) - {rank.rank for rank in ranks}:
-        return _unchecked(name, "a rank of the pipeline has no trace")
+        why = "a rank of the pipeline has no trace"
+        return without_order(Code.SCHEDULE_UNCHECKED, unchecked + why)
     if microbatches is None:
-        return _unchecked(name, "steps or stages differ in their microbatches")
+        why = "steps or stages differ in their microbatches"
+        return without_order(Code.SCHEDULE_UNCHECKED, unchecked + why)
     chunks = max(len(rank.stages) for rank in ranks)
     try:
         order = statement.order_for(len(ranks), microbatches, chunks)
-    except UsageError as why:
-        return _without_order(name, Code.SCHEDULE_DIFFERS, f"this cannot be {name}: {why.message}")
-    deviation = find_deviation(timeline, pipeline, order)
+    except UsageError as refused:
+        return without_order(Code.SCHEDULE_DIFFERS, f"this cannot be {name}: {refused.message}")
+    deviation = _deviation(_orders(_passes_of(timeline, ranks), ranks), ranks, order)
     if deviation is None:
         return StatedSchedule(name=name, order=order, deviation=None, gaps=())
     ran = f"ran {deviation.found}" if deviation.found else "ran nothing more"
@@ -215,16 +213,6 @@ def hold_against(
         rank=deviation.rank,
     )
     return StatedSchedule(name=name, order=order, deviation=deviation, gaps=(left,))
-
-
-def _unchecked(name: str, why: str) -> StatedSchedule:
-    message = f"not held against the stated schedule {name}: {why}"
-    return _without_order(name, Code.SCHEDULE_UNCHECKED, message)
-
-
-def _without_order(name: str, code: Code, message: str) -> StatedSchedule:
-    gap = Gap(code=code, message=message, hint="leave --schedule out to see what is recognised")
-    return StatedSchedule(name=name, order=None, deviation=None, gaps=(gap,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,9 +339,6 @@ def measure_pipeline(
     in_steps = () if streams else scope.windows
     windows = tuple(w for w in in_steps if step is None or w.step == step)
     step_time_ns = _step_time(scope.windows, captured)
-    contradictions = _longer_than_its_step(windows, step_time_ns, ranks)
-    if contradictions:
-        windows, in_steps, step_time_ns = (), (), None
     spans = (stream,) if stream else windows
     named = not streams and one_run
     sees_all = not ranks[0].timers or len(timeline.transfers) > 0
@@ -378,8 +363,7 @@ def measure_pipeline(
         side_fractions=measure_side_work(ranks, spans),
         gaps=(
             *scope.gaps,
-            *contradictions,
-            *(() if spans or contradictions or not one_run else (_why_nothing(scope),)),
+            *(() if spans or not one_run else (_why_nothing(scope),)),
             *(stated.gaps if stated else ()),
         ),
         sees_all=sees_all,
@@ -473,24 +457,6 @@ def _step_time(windows: Sequence[Window], captured: Sequence[int]) -> int | None
         after.start_ns - before.start_ns
         for before, after in pairwise(windows)
         if follows[before.step] == after.step
-    )
-
-
-def _longer_than_its_step(
-    windows: Sequence[Window], step_time_ns: int | None, ranks: Sequence[RankTimeline]
-) -> tuple[Gap, ...]:
-    """Name a pipeline whose batch takes longer than a step: its steps would run into each other."""
-    latency_ns = _median(window.length_ns for window in windows)
-    if not latency_ns or not step_time_ns or latency_ns <= MAX_BATCHES_PER_STEP * step_time_ns:
-        return ()
-    shown = show_ranks([rank.rank for rank in ranks])
-    return (
-        Gap(
-            code=Code.IMPOSSIBLE,
-            message=f"nothing can be measured of ranks {shown}: a batch would take longer than its "
-            f"step ({show_duration(latency_ns)} for {show_duration(step_time_ns)})",
-            hint="a trace is damaged, or of another run; record them again",
-        ),
     )
 
 

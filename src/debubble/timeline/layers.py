@@ -27,11 +27,6 @@ factor transposed, whatever the model; what adds it to those of earlier microbat
 
     gemm …_NTN  gemm …_NNT  add   gelu_backward   gemm …_NTN  gemm …_NNT  add   norm_backward …
       weight      input   weight                    weight      input   weight
-
-On a CPU a node of autograd is one operator, and that of a product makes both gradients. What makes
-a gradient of weights is followed by the node that adds it to what is there:
-
-    MmBackward0  TBackward0  AccumulateGrad   GeluBackward0   MmBackward0  TBackward0 …
 """
 
 from __future__ import annotations
@@ -76,12 +71,6 @@ _MOST_FORWARD = 1.5
 _OF_PRODUCTS = re.compile(r"^Memset|splitK", re.IGNORECASE)
 _NORM_WEIGHTS = re.compile(r"GammaBeta|GradGamma")
 _ADDS = re.compile(r"CUDAFunctor(?:OnSelf)?_add")
-_NODE = "autograd::engine::evaluate_function: "
-_ACCUMULATES = f"{_NODE}torch::autograd::AccumulateGrad"
-# Views of a weight: its gradient passes through them on its way.
-_VIEWS = re.compile(r": (?:T|Transpose|Permute|View|UnsafeView|Expand|ToCopy)Backward\d+$")
-_BOTH = re.compile(r": (?:Mm|Addmm|Linear|MkldnnLinear|Convolution|MkldnnConvolution)Backward\d+$")
-_OF_TORCH, _LOOKS_UP = re.compile(r"Backward\d+$"), re.compile(r": EmbeddingBackward\d+$")
 # An input gradient takes as long as a weight gradient, which is then added to others: of recorded
 # layers the latter takes 0.53 to 0.56. Where more seems to be for weights, a part of it is not.
 _MOST_FOR_WEIGHTS = 0.75
@@ -295,10 +284,7 @@ def recomputed_share(stages: Sequence[StagePasses], layers: Mapping[int, StageLa
 def weight_share(names: Sequence[str], took_ns: I64) -> float | None:
     """Return what makes gradients of weights, of a backward pass; None where nothing tells."""
     total = int(took_ns.sum())
-    if any(name.startswith(_NODE) for name in names):
-        found: float | None = _in_nodes(names, took_ns.tolist())
-    else:
-        found = _in_products(names, took_ns.tolist())
+    found = _in_products(names, took_ns.tolist())
     if found is None or not total or found > _MOST_FOR_WEIGHTS * total:
         return None
     return found / total
@@ -328,24 +314,3 @@ def _in_products(names: Sequence[str], took_ns: Sequence[int]) -> int | None:
         else:
             for_weights = in_group = False
     return found if forward < _MOST_FORWARD * others else None
-
-
-def _in_nodes(names: Sequence[str], took_ns: Sequence[int]) -> float:
-    """Add up nodes of autograd that make gradients of weights: of a product's node it is half.
-
-    torch's others hardly take time for them (norms), or make no other (embeddings). Of a node that
-    is not torch's nothing is known but that it is followed so.
-    """
-    nodes = [row for row, name in enumerate(names) if name.startswith(_NODE)]
-    added = 0.0
-    follows = False  # the next nodes are views and one that adds to a gradient
-    for row in reversed(nodes):
-        name = names[row]
-        if name == _ACCUMULATES:
-            follows = True
-        elif not _VIEWS.search(name):
-            whole = _LOOKS_UP.search(name) or not _OF_TORCH.search(name)
-            share = 0.5 if _BOTH.search(name) else float(bool(whole))
-            added += share * took_ns[row] * follows
-            follows = False
-    return added

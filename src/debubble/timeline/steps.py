@@ -6,8 +6,6 @@ Hosts run ahead of their devices. Work is of the step whose mark holds its launc
     device                  a a a a a a a a a a a b b b b b b b c c c
     →        a and b are of step 7, though b runs while the host is in step 8
 
-Set-up is what only a job's first steps do. A step that is slow, and nothing else, shows none.
-
 Where nothing is marked the pipeline's own rhythm tells steps. A rank that trains has finished every
 microbatch it began only at the end of a step. What a second of three ranks ran, in the order of its
 host, and how many microbatches were in flight after it:
@@ -17,10 +15,9 @@ host, and how many microbatches were in flight after it:
     →           step 0                  │ step 1
 
 A step ends where as few are in flight as ever and a forward pass follows. Labels are clearer: they
-restart, so a step begins with the first stage's forward pass of microbatch 0. A first rank that
-does not train sends a batch and then takes one answer. The last rank may finish each microbatch at
-once, B after F: it goes by the messages that it gets from the rank before it, and so its steps get
-their numbers. Where nothing repeats, nothing is guessed.
+restart, so a step begins with the first stage's forward pass of microbatch 0. The last rank may
+finish each microbatch at once, B after F: it goes by the messages that it gets from the rank before
+it, and so its steps get their numbers. Where nothing repeats, nothing is guessed.
 
 docs/explanation/how-the-timeline-is-built.md ("Where no step is marked") tells why.
 """
@@ -31,6 +28,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from statistics import median
 
 import numpy as np
 
@@ -58,16 +57,12 @@ from debubble.timeline.work import (
     tell_waits,
     without_reading,
 )
-from debubble.trace.columns import STEP, MemoryDevice, RankTrace
+from debubble.trace.columns import STEP, RankTrace
 from debubble.units import show_ranks
 
 _QUEUES = re.compile(r"Launch|Memcpy.*Async|Memset.*Async")
-# A cache that grows by less has found its size; allocations are rounded to 2 MiB.
-_GROWTH = 0.02
 # Shapes are some hundred bytes, activations megabytes.
 _SMALL = 0.01
-# What shows that a rank was still setting up.
-ALLOCATOR, MESSAGES = "the allocator took its memory", "small messages went ahead"
 # Of so few steps none is left out for being cold: what is left would be too little to measure.
 _ALWAYS_KEPT = 3
 
@@ -148,15 +143,12 @@ def record_rank(trace: RankTrace, work: Work, steps: Steps) -> RankRecord:
 
 
 def find_set_up(rank: RankRecord) -> tuple[tuple[int, str], ...]:
-    """Return the steps in which a rank was still setting up, each with what showed it."""
-    if not len(rank.steps.number):
-        return ()
-    signs = (
-        (ALLOCATOR, _leading(rank.steps, _growing(rank))),
-        (MESSAGES, _leading(rank.steps, _talkative(rank))),
-    )
-    seen = {step: what for what, steps in signs for step in steps}  # the last sign is the clearest
-    return tuple(sorted(seen.items()))
+    """Return the first steps if they hold more small messages than most: shapes sent ahead."""
+    size, steps = rank.messages.message_bytes, rank.steps.number.tolist()
+    small = (size >= 0) & (size < _SMALL * size.max(initial=0))
+    counts = [int(small[rank.messages.step == step].sum()) for step in steps]
+    ahead = list(takewhile(lambda row: counts[row] > median(counts), range(len(counts))))
+    return tuple((steps[row], "small messages went ahead") for row in ahead)
 
 
 def find_unfinished(rank: RankRecord) -> tuple[int, ...]:
@@ -169,34 +161,6 @@ def find_unfinished(rank: RankRecord) -> tuple[int, ...]:
     lost = set(steps.at(trace.launches.start_ns[queues]).tolist()) - {UNKNOWN}
     last = int(steps.number[-1])
     return (last,) if lost == {last} else ()
-
-
-def _talkative(rank: RankRecord) -> Flags:
-    """Tell which steps hold more small messages than most: shapes travel ahead of activations."""
-    size, at = rank.messages.message_bytes, rank.messages.step
-    small = (size >= 0) & (size < _SMALL * size.max(initial=0))
-    counts = np.array([int(small[at == step].sum()) for step in rank.steps.number.tolist()])
-    more: Flags = counts > np.median(counts)
-    return more
-
-
-def _growing(rank: RankRecord) -> Flags:
-    """Tell in which steps the allocator asked the device for more memory."""
-    memory, steps = rank.trace.memory, rank.steps
-    on_device = memory.device_type == MemoryDevice.DEVICE
-    reserved, at = memory.reserved_bytes[on_device], steps.at(memory.start_ns[on_device])
-    grown = np.zeros(len(steps.number), dtype=bool)
-    for row, step in enumerate(steps.number.tolist()):
-        mine = reserved[at == step]
-        if len(mine):
-            grown[row] = mine.max() > mine[0] * (1 + _GROWTH)
-    return grown
-
-
-def _leading(steps: Steps, flags: Flags) -> list[int]:
-    """Return the steps flagged from the first one on: what comes later is no set-up."""
-    count = len(flags) if flags.all() else int(flags.argmin())
-    return [] if count == len(flags) else steps.number[:count].tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -344,6 +308,8 @@ def numbered(noun: str, numbers: Sequence[int]) -> str:
 
 # Whatever was captured at all; work without a launch was issued before.
 _BEGIN = int(BEFORE_CAPTURE) + 1
+
+
 # What a rank sends to one and the same other rank is gradients, or it is not. A schedule that sends
 # both ways both kinds labels its passes.
 _UNCLEAR = 0.1
@@ -381,8 +347,6 @@ def infer_steps(ranks: Sequence[RankRecord], chain: Chain) -> dict[int, Steps] |
         beats = beats_of_labels(rank, trains=trains)
         if beats is None and trains and beside.next is not None:
             beats = beats_of_training(rank, beside)
-        if beats is None and not trains and beside.previous is None:
-            beats = beats_of_answers(rank, chain.ranks[-1])
         if before is not None:
             theirs = found[before.rank]
             if beats is None:
@@ -487,29 +451,6 @@ def _first_message_or_work(rank: RankRecord, beside: Neighbours, row: int) -> in
     size = int(sizes[often.argmax()]) if len(sizes) else 0
     mine = forward[microbatch[forward] == microbatch[row]]
     return int(issued[mine[-size]]) if 0 < size < len(mine) else int(issued[row])
-
-
-def beats_of_answers(rank: RankRecord, last: int) -> Beats | None:
-    """Let a first rank's step begin with the first pass after it took the last rank's answer.
-
-    A server's rank takes an answer for each batch that it sends; a batch has several microbatches,
-    each as many: only the first and the last may be cut.
-    """
-    messages = rank.messages
-    answers = messages.issued_ns[~messages.is_send & (messages.peer == last)]
-    forward = np.flatnonzero(rank.work.kind == PassKind.F)
-    if not len(answers) or not len(forward):
-        return None
-    _, first = np.unique(rank.work.microbatch[forward], return_index=True)
-    issued = rank.work.issued_ns[forward[first]]
-    turn = np.searchsorted(answers, issued)
-    turns, counts = np.unique(turn, return_counts=True)
-    whole = counts[1:-1] if len(counts) > 2 else counts[:1]
-    if whole.min() < 2 or whole.min() < whole.max() or counts.max() > whole.max():
-        return None
-    begins = np.array([issued[turn == number][0] for number in turns], dtype=np.int64)
-    begins[0] = _BEGIN
-    return Beats(begins_ns=begins)
 
 
 def _number_alike(

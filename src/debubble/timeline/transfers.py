@@ -610,7 +610,7 @@ def find_chains(messages: Mapping[int, Messages]) -> tuple[Chain, ...]:
     placed = {rank for chain in chains for rank in chain.ranks}
     while left := sorted(set(after) - placed):
         ring = _follow(left[0], after).ranks
-        chains.append(_follow(_first_of_ring(ring, messages), after))
+        chains.append(_follow(min(ring), after))
         placed.update(ring)
     return tuple(chains)
 
@@ -645,35 +645,6 @@ def _one_way(posts: Messages) -> tuple[int, int] | None:
     return sources.pop(), targets.pop()
 
 
-def _first_of_ring(ring: tuple[int, ...], messages: Mapping[int, Messages]) -> int:
-    """Return the first rank of a ring: the last one answers it, or stages go around.
-
-    Tokens weigh less than activations. Where nothing does, the first rank sends before it receives,
-    if it was captured from its start; else it is the lowest.
-    """
-
-    def weight(rank: int) -> tuple[float, bool, int]:
-        posts, sends_first = messages.get(rank), False
-        if posts is not None and (posts.peer >= 0).any():
-            sends_first = bool(posts.is_send[_first(posts, posts.peer >= 0)])
-        return _arriving_bytes(rank, messages), not sends_first, rank
-
-    return min(ring, key=weight)
-
-
-def _arriving_bytes(rank: int, messages: Mapping[int, Messages]) -> float:
-    """Return the size of what a rank receives, as itself or its senders tell; else no bound."""
-    posts = messages.get(rank)
-    if posts is not None:
-        arrived = posts.message_bytes[~posts.is_send]
-    else:
-        senders = messages.values()
-        arrived = np.concatenate(
-            [sent.message_bytes[sent.is_send & (sent.peer == rank)] for sent in senders]
-        )
-    return float(np.median(arrived)) if len(arrived) else np.inf
-
-
 def _follow(head: int, after: Mapping[int, int]) -> Chain:
     ranks = [head]
     while (following := after.get(ranks[-1])) is not None and following not in ranks:
@@ -681,9 +652,7 @@ def _follow(head: int, after: Mapping[int, int]) -> Chain:
     return Chain(ranks=tuple(ranks))
 
 
-def join_over_missing(
-    chains: Sequence[Chain], traces: Sequence[RankTrace], messages: Mapping[int, Messages]
-) -> tuple[Chain, ...]:
+def join_over_missing(chains: Sequence[Chain], traces: Sequence[RankTrace]) -> tuple[Chain, ...]:
     """Put the pieces of each pipeline together in the order of its process group."""
     captured = {trace.rank for trace in traces if trace.rank is not None}
     joined = list(chains)
@@ -692,8 +661,7 @@ def join_over_missing(
         if inside and not captured >= set(members) and _fit(inside, members, captured):
             joined = [chain for chain in joined if chain not in inside]
             joined.append(Chain(ranks=members))
-    turned = (_begin_with_answered(chain, messages) for chain in joined)
-    return tuple(sorted(turned, key=lambda chain: chain.ranks))
+    return tuple(sorted(joined, key=lambda chain: chain.ranks))
 
 
 def _fit(pieces: Sequence[Chain], members: tuple[int, ...], captured: Collection[int]) -> bool:
@@ -723,21 +691,6 @@ def pipeline_groups(traces: Sequence[RankTrace]) -> set[tuple[int, ...]]:
             if len(group.ranks) > 1 and (named or alone or part):
                 found.add(group.ranks)
     return found
-
-
-def _begin_with_answered(chain: Chain, messages: Mapping[int, Messages]) -> Chain:
-    """Turn a ring that missing ranks tore open, so that it begins where the answers go.
-
-    Only a token tells: it weighs less than half of any activation.
-    """
-    ends_missing = chain.ranks[0] not in messages and chain.ranks[-1] not in messages
-    if not ends_missing:
-        return chain
-    weights = sorted((_arriving_bytes(rank, messages), rank) for rank in chain.ranks[1:])
-    first = chain.ranks.index(weights[0][1])
-    if not 0 < 2 * weights[0][0] < weights[1][0] < np.inf:
-        return chain
-    return Chain(ranks=chain.ranks[first:] + chain.ranks[:first])
 
 
 def find_rings(traces: Sequence[RankTrace], work: Sequence[Work]) -> dict[int, RingPlace]:

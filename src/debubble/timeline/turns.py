@@ -25,7 +25,7 @@ from enum import IntEnum
 import numpy as np
 
 from debubble.timeline.meetings import attend, crosses_stages
-from debubble.timeline.model import AT_ONCE_NS, I32, I64, UNKNOWN, Columns, Flags, PassKind
+from debubble.timeline.model import AT_ONCE_NS, I64, UNKNOWN, Columns, Flags, PassKind
 from debubble.timeline.steps import RankRecord
 from debubble.timeline.transfers import Chain
 from debubble.timeline.work import Work, host_ranges
@@ -36,8 +36,6 @@ _LABEL = re.compile(r"execute_context_(\d{1,7})\((\d{1,7})\)_generation_(\d{1,7}
 _COUNTS = re.compile(r"execute_(?:new|context)_(\d{1,7})_(?:cached|generation)_(\d{1,7})")
 # SGLang's modes, where a range names one.
 _MODES = re.compile(r"\b(EXTEND|DECODE|MIXED|PREFILL)\b")
-# Tags of messages are compared, never read; a prime keeps most sizes of batches apart.
-_PRIME, _MOST_TAG = 10_007, 2**31 - 1
 
 
 class Phase(IntEnum):
@@ -97,14 +95,6 @@ class Turns(Columns):
 
     def _batch_at(self, row: I64) -> I64:
         return np.where(row < int((~self.empty).sum()), row, UNKNOWN)
-
-    def tags(self, issued_ns: I64, is_send: Flags) -> I32:
-        """Return what a message's batch is told by on all ranks alike; -1 of no batch."""
-        batch = np.where(is_send, self.under_way(issued_ns), self.following(issued_ns))
-        size = (self.prompts * _PRIME + self.prompt_tokens) * _PRIME + self.rows + self.row_tokens
-        size = size[~self.empty]
-        tag = np.append(size % _MOST_TAG, UNKNOWN)[batch]
-        return tag.astype(np.int32)
 
 
 def find_turns(trace: RankTrace) -> Turns | None:

@@ -189,7 +189,7 @@ def test_another_step_and_another_pipeline_can_be_chosen(page, recorded):
 def test_measured_replayed_and_ideal_share_an_axis(page, recorded):
     three = "document.querySelector('[data-replays] canvas')"
     replays = recorded.ledger.replays[0]
-    longest = max(replays.measured_ns, replays.unchanged_ns, replays.without_ns["all"])
+    longest = max(replays.measured_ns, replays.unchanged_ns, replays.without_ns["all",])
     assert state(page, three)["to"] == longest
 
 

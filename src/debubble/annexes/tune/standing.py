@@ -8,8 +8,7 @@ from statistics import median
 from debubble.annexes.tune.journal import Expectation, Kind, Run
 from debubble.annexes.tune.setting import Setting
 from debubble.annexes.tune.task import Task
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Comparison
+from debubble.measure.compare import Comparison, compare
 from debubble.measure.measurement import Measurement, join_measurements
 from debubble.measure.prediction import NEARLY, growth_of
 from debubble.plan.change import Hold

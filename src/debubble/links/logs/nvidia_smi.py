@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from debubble.errors import Code, Gap
+from debubble.errors import Code
 from debubble.links.hop_times import CLASSES, GB, Hop, LinkClass, nvlink_of
-from debubble.links.logs.log import Log, LogReader, damaged, doubt, number
+from debubble.links.logs.log import Log, LogReader, damaged, doubts_about, number
 from debubble.units import counted
 
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")
@@ -108,35 +108,35 @@ def _has(text: str, part: re.Pattern[str]) -> bool:
 
 def _read_status(text: str, _data: Any, file: str) -> Log:
     """Read which links of each device are up, and what they carry."""
-    rows, doubts = [], []
+    rows, cases = [], []
     for device, name, links in _parts(text, _LINK, file):
         if [int(link[1]) for link in links] != list(range(len(links))):
             raise damaged(f"GPU {device}: links are missing or out of turn", file, _AS_PRINTED)
         rates = [GB * number(link[2], file, f"GPU {device}") for link in links if link[2]]
         rows.append((device, name, len(rates), len(links), sum(rates)))
-        if 0 < (down := len(links) - len(rates)) < len(links):
-            doubts.append(
-                doubt(
-                    Code.LINKS_INACTIVE,
-                    f"GPU {device} ({name}): {counted(down, 'link')} of {len(links)} inactive",
-                    "see `nvidia-smi nvlink -e`; its hops cannot reach their rate",
-                    file,
-                )
+        down = len(links) - len(rates)
+        cases.append(
+            (
+                0 < down < len(links),
+                Code.LINKS_INACTIVE,
+                f"GPU {device} ({name}): {counted(down, 'link')} of {len(links)} inactive",
+                "see `nvidia-smi nvlink -e`; its hops cannot reach their rate",
             )
+        )
     return Log(
         file=file,
         program="nvidia-smi nvlink",
         columns=("device", "name", "active", "links", "rate_bytes_per_s"),
         rows=tuple(rows),
         of_wires=True,
-        doubts=tuple(doubts),
+        doubts=doubts_about(file, *cases),
     )
 
 
 def _read_errors(text: str, _data: Any, file: str) -> Log:
     """Read what went wrong on each link since its device was reset; counters at 0 are left out."""
     rows: list[tuple[int, str, int, int, str]] = []
-    doubts: list[Gap] = []
+    cases = []
     for device, name, counters in _parts(text, _COUNTER, file):
         risen = [
             (int(link), kind.lower(), int(errors))
@@ -145,15 +145,15 @@ def _read_errors(text: str, _data: Any, file: str) -> Log:
         ]
         rows += [(device, name, link, errors, kind) for link, kind, errors in risen]
         if risen:
+            links = counted(len({counter[0] for counter in risen}), "link")
             link, kind, errors = max(risen, key=lambda counter: counter[2])
-            links = counted(len({link for link, *_ in risen}), "link")
-            doubts.append(
-                doubt(
+            most = f"most on link {link}: {counted(errors, kind.removesuffix('s'))}"
+            cases.append(
+                (
+                    True,
                     Code.LINK_ERRORS,
-                    f"GPU {device} ({name}): {links} with errors since the last reset, most on "
-                    f"link {link}: {counted(errors, kind.removesuffix('s'))}",
+                    f"GPU {device} ({name}): {links} with errors since the last reset, {most}",
                     "a link that sends again is slow now and then: look at its hops' tails",
-                    file,
                 )
             )
     return Log(
@@ -162,7 +162,7 @@ def _read_errors(text: str, _data: Any, file: str) -> Log:
         columns=("device", "name", "link", "errors", "kind"),
         rows=tuple(rows),
         of_wires=True,
-        doubts=tuple(doubts),
+        doubts=doubts_about(file, *cases),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from debubble.errors import Code, Gap
-from debubble.links.logs.log import Log, LogReader, damaged, doubt
+from debubble.errors import Code
+from debubble.links.logs.log import Log, LogReader, damaged, doubts_about
 
 # Of NVLink (DCGM's exporter) and InfiniBand (the node exporter).
 _TELLING = re.compile(
@@ -61,7 +61,7 @@ def _read(_text: str, data: Any, file: str) -> Log:
     if found.kind != "matrix":
         raise damaged(f"a {found.kind or 'nameless'} and no matrix", file, _WHOLE)
     rows: list[tuple[str | int | None, ...]] = []
-    doubts: list[Gap] = []
+    cases = []
     for series in found.result:
         name, values = series.metric.get("__name__", ""), [value for _, value in series.values]
         if not _TELLING.search(name):
@@ -74,20 +74,18 @@ def _read(_text: str, data: Any, file: str) -> Log:
         )
         increase, risen = round(sum(rises)), sum(rise > 0 for rise in rises)
         rows.append((device, host, name, increase, risen, len(rises)))
-        if increase:
-            where = " ".join(filter(None, (host, device and f"device {device}"))) or "a link"
-            always = risen == len(rises)
-            how = "all the time" if always else f"in {risen} of {len(rises)} intervals"
-            doubts.append(
-                doubt(
-                    Code.LINK_ERRORS,
-                    f"{where}: {name} rose by {increase}, {how}",
-                    "a link that is broken"
-                    if always
-                    else "congestion, or a link that comes and goes: look at its hops' tails",
-                    file,
-                )
+        where = " ".join(filter(None, (host, device and f"device {device}"))) or "a link"
+        always = risen == len(rises)
+        how = "all the time" if always else f"in {risen} of {len(rises)} intervals"
+        comes = "congestion, or a link that comes and goes: look at its hops' tails"
+        cases.append(
+            (
+                increase,
+                Code.LINK_ERRORS,
+                f"{where}: {name} rose by {increase}, {how}",
+                "a link that is broken" if always else comes,
             )
+        )
     if not rows:
         raise damaged(
             "no counter of a link's errors in it", file, "export NVLink's or InfiniBand's"
@@ -98,7 +96,7 @@ def _read(_text: str, data: Any, file: str) -> Log:
         columns=("device", "host", "name", "errors", "risen_intervals", "intervals"),
         rows=tuple(rows),
         of_wires=True,
-        doubts=tuple(doubts),
+        doubts=doubts_about(file, *cases),
     )
 
 

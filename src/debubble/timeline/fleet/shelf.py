@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from debubble.errors import EngineError, TraceError
+from debubble.timeline.build import Loader
 from debubble.timeline.fleet.survey import Means, RanksRead
 from debubble.timeline.steps import marks_steps
 from debubble.timeline.transfers import rank_of
@@ -155,16 +156,17 @@ def read_spooled(found: RunFiles, means: Means, spool: Spool | None) -> RanksRea
                     stored = spool.put(scout.digest, UNKNOWN)
                 seen[trace.file, trace.rank] = replace(scout, digest=None), stored
     run = settle_run(found, readings, means.rank)
-    marked, sources, summaries = False, {}, []
+    marked, summaries = False, []
+    loaders: dict[int, Loader] = {}
     for trace in run.ranks:
         number = rank_of(trace)
         scout, stored = seen.get((trace.file, trace.rank)) or seen[trace.file, None]
         marked |= scout.marked
         summaries.append(msgspec.structs.replace(scout.summary, rank=number))
         if stored is not None:
-            sources[number] = replace(stored, rank=number)
+            loaders[number] = replace(stored, rank=number).load
     run = replace(run, summaries=tuple(summaries))
-    return RanksRead(run=run, sources=sources, marked=marked, held=False)
+    return RanksRead(run=run, loaders=loaders, marked=marked, held=False)
 
 
 def scout_file(known: TraceFile, limits: Limits, digests: DigestPlace | None = None) -> ScoutReport:

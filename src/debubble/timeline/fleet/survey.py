@@ -3,7 +3,7 @@
 One way for runs of any size. What is done a rank or a part at a time is a map; what joins them is
 small:
 
-    files ─ read ─► ranks ─ order_parts ─► parts ─ measure_part ─► figures of all, one to look into
+    files ─ read ─► ranks ─ find_parts ─► parts ─ measure_part ─► figures of all, one to look into
             map      │                             map
                      └ held in memory, or beyond `HELD_RANKS` as digests on disk (`shelf.py`)
 """
@@ -16,23 +16,19 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
 from debubble.errors import Code, DebubbleError, Gap, NoPipeline, TraceError, UsageError
 from debubble.timeline.build import (
     BuiltPart,
-    HeldRank,
-    NoPipelineHere,
+    Loader,
     Part,
-    RankSource,
-    build_alike,
+    build_parts,
     build_run,
+    held,
     join_parts,
     load_part,
-    order_parts,
-    refuse_unread_devices,
     renumber,
 )
 from debubble.timeline.figures import PipelineFigures, measure_pipeline
@@ -186,7 +182,7 @@ class RanksRead:
 
     run: Run
     """Of ranks that are not held, headers, groups and peers."""
-    sources: Mapping[int, RankSource]
+    loaders: Mapping[int, Loader]
     marked: bool
     """Some rank marks steps."""
     held: bool
@@ -218,114 +214,89 @@ def inspect_run(found: RunFiles, means: Means | None = None) -> Run:
 
 def measure_run(run: Run, question: Question, means: Means | None = None) -> Survey:
     """Measure a run that is held whole; raises `NoPipelineIn` where it has no pipeline."""
-    read = RanksRead(
-        run=run,
-        sources={rank_of(trace): HeldRank(trace=trace) for trace in run.ranks},
-        marked=any(marks_steps(trace) for trace in run.ranks),
-        held=True,
-    )
+    marked = any(marks_steps(trace) for trace in run.ranks)
+    read = RanksRead(run=run, loaders=held(run.ranks), marked=marked, held=True)
     return _measure(read, question, means or Means())
 
 
 def _measure(read: RanksRead, question: Question, means: Means) -> Survey:
     """Measure all pipelines, and look into the one that drags the others, or waits most."""
-    with _naming(read.run):
-        if read.run.tables and not read.run.ranks:
-            return _survey_table(read.run, question, means)
-        refuse_unread_devices(read.run.ranks)
-        parts, gaps = order_parts(
-            read.run.ranks,
-            read.sources,
-            read.run.sidecars,
-            marked=read.marked,
-        )
+    run, keeps = read.run, read.held
+    lost: list[Gap] = []
+
+    def measure_parts(parts: Sequence[Part]) -> list[tuple[Part, BuiltPart]]:
+        """Measure parts where their ranks lie: on this machine, in this process if held."""
+        nonlocal keeps
         keeps = read.held or len(parts) == 1
-        lost: list[Gap] = []
+        task = partial(measure_part, question=question, keeps=keeps)
+        engine: Engine = HERE if keeps else WORKERS_HERE
+        show = None if keeps else means.on_progress
+        measured = []
+        with closing(map_files(task, parts, engine, means.limits, show)) as outcomes:
+            for part, outcome in outcomes:
+                if isinstance(outcome, TraceError):
+                    lost.append(unreadable(outcome))
+                else:
+                    measured.append((part, outcome))
+        return measured
 
-        def measure_parts(parts: Sequence[Part]) -> list[tuple[Part, BuiltPart]]:
-            """Measure parts where their ranks lie: on this machine, in this process if held."""
-            task = partial(measure_part, question=question, keeps=keeps)
-            engine: Engine = HERE if keeps else WORKERS_HERE
-            show = None if keeps else means.on_progress
-            measured = []
-            with closing(map_files(task, parts, engine, means.limits, show)) as outcomes:
-                for part, outcome in outcomes:
-                    if isinstance(outcome, TraceError):
-                        lost.append(unreadable(outcome))
-                    else:
-                        measured.append((part, outcome))
-            return measured
-
-        built = build_alike(parts, measure_parts)
-        whole = join_parts([part.timeline for _, part in built], gaps)
-    run = replace(read.run, gaps=(*read.run.gaps, *lost))
-    every = _number_alike([part for _, part in built], whole, run)
-    seen = _look_into(every, whole, question)
+    with _naming(run):
+        if run.tables and not run.ranks:
+            table = build_run(run)
+            if run.sidecars:
+                table = look_inside_passes(run, table, means)
+            figures = measure_asked(table, table.pipelines, run.sidecars, question)
+            return _survey(run, figures, table, question)
+        built, whole = build_parts(
+            run.ranks, read.loaders, run.sidecars, marked=read.marked, build=measure_parts
+        )
+    run = replace(run, gaps=(*run.gaps, *lost))
+    parts = [part for _, part in built]
+    survey = _survey(run, _number_alike(parts, whole, run), whole, question)
     if keeps:
-        timeline, traces = whole, tuple(trace for _, part in built for trace in part.traces)
+        timeline, traces = whole, tuple(trace for part in parts for trace in part.traces)
         mates: Iterable[RankTrace] = ()
     else:
-        ranks = {rank.rank for rank in seen.shown.ranks}
-        part = load_part(next(part for part, _ in built if ranks <= part.ranks), means.limits)
+        ranks = {rank.rank for rank in survey.shown.ranks}
+        part = load_part(
+            next(part for part, _ in built if ranks <= set(part.loaders)), means.limits
+        )
         numbers = {members: number for number, members in whole.members.items()}
-        timeline = replace(renumber(join_parts([part.timeline]), numbers), gaps=whole.gaps)
+        timeline = replace(renumber(join_parts([part]), numbers), gaps=whole.gaps)
         traces, mates = part.traces, _load_stage_mates(read, part.traces, ranks, means.limits)
     timeline = meet_in_stages(timeline, chain(traces, mates))
     # What is known of them in full takes the place of what came back from workers.
     full = {
         pipeline.pipeline: replace(pipeline, ranks=timeline.ranks_of(pipeline.pipeline))
-        for pipeline in seen.figures
+        for pipeline in survey.figures
         if pipeline.pipeline in timeline.pipelines
     }
-    return Survey(
-        run=run,
-        figures=tuple(full.get(pipeline.pipeline, pipeline) for pipeline in seen.figures),
-        shown=full[seen.shown.pipeline],
-        replicas=seen.replicas,
-        workers=seen.workers,
+    return replace(
+        survey,
+        figures=tuple(full.get(pipeline.pipeline, pipeline) for pipeline in survey.figures),
+        shown=full[survey.shown.pipeline],
         timeline=timeline,
         traces=traces,
     )
 
 
-def _survey_table(run: Run, question: Question, means: Means) -> Survey:
-    """Measure an op table, which holds all its ranks itself."""
-    timeline = build_run(run)
-    if run.sidecars:
-        timeline = look_inside_passes(run, timeline, means)
-    every = measure_asked(timeline, timeline.pipelines, run.sidecars, question)
-    seen = _look_into(every, timeline, question)
-    return Survey(
-        run=run,
-        figures=seen.figures,
-        shown=seen.shown,
-        replicas=seen.replicas,
-        workers=seen.workers,
-        timeline=timeline,
-        traces=(),
-    )
-
-
-class _Look(NamedTuple):
-    """The pipelines asked about, held against each other and against all others."""
-
-    figures: tuple[PipelineFigures, ...]
-    shown: PipelineFigures
-    replicas: ReplicaFigures | None
-    workers: Workers
-
-
-def _look_into(every: Sequence[PipelineFigures], whole: Timeline, question: Question) -> _Look:
+def _survey(
+    run: Run, every: Sequence[PipelineFigures], whole: Timeline, question: Question
+) -> Survey:
+    """Hold the pipelines asked about against each other and against all others."""
     asked = pipelines_asked(whole, question)
     figures = tuple(pipeline for pipeline in every if pipeline.pipeline in asked)
     replicas = judge_run(figures)
     streams = any(pipeline.kind == "stream" or not pipeline.windows for pipeline in every)
     stages = {pipeline.pipeline: pipeline.stages for pipeline in every}
-    return _Look(
+    return Survey(
+        run=run,
         figures=figures,
         shown=shown_of(figures, replicas),
         replicas=replicas,
         workers=Workers() if streams else compare_workers(stages),
+        timeline=whole,
+        traces=(),
     )
 
 
@@ -333,7 +304,7 @@ def measure_part(part: Part, limits: Limits, *, question: Question, keeps: bool)
     """Build a part and measure all its pipelines; keep the figures alone, or everything."""
     built = load_part(part, limits)
     timeline = built.timeline
-    if isinstance(timeline, NoPipelineHere):
+    if timeline is None:
         return built if keeps else replace(built, traces=())
     figures = measure_asked(timeline, timeline.pipelines, part.sidecars, question)
     if keeps:
@@ -394,8 +365,8 @@ def _load_stage_mates(
     """Yield, one by one, the ranks of other pipelines that share stages with those shown."""
     groups = {group for trace in traces if trace.rank in shown for group in trace.groups}
     mates = {rank for group in groups if role_of(group) is Role.INNER for rank in group.ranks}
-    for rank in sorted((mates & set(read.sources)) - {trace.rank for trace in traces}):
-        yield read.sources[rank].load(limits)
+    for rank in sorted((mates & set(read.loaders)) - {trace.rank for trace in traces}):
+        yield read.loaders[rank](limits)
 
 
 # What a meter and the captures it has taken are called: the job's start, and the first step.

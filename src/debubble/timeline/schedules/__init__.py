@@ -7,8 +7,6 @@ from debubble.timeline.schedules.finish import (
     can_finish,
     check_order,
     hold,
-    most_in_flight,
-    most_with_gradients,
 )
 from debubble.timeline.schedules.named import (
     SCHEDULES,
@@ -44,8 +42,6 @@ __all__ = [
     "count_stages",
     "format_order",
     "hold",
-    "most_in_flight",
-    "most_with_gradients",
     "order_of",
     "parse_order",
     "place_stages",

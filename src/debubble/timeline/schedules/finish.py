@@ -69,25 +69,6 @@ def hold(actions: list[Action]) -> Holdings:
     )
 
 
-def most_in_flight(order: Order) -> tuple[int, ...]:
-    """Return the most microbatches that each rank has in flight, those of all its chunks together.
-
-    Forward only, torch keeps the outputs of a step: all its microbatches.
-    """
-    return tuple(int(hold(actions).in_flight.sum(axis=1).max()) for actions in order)
-
-
-def most_with_gradients(order: Order) -> tuple[int, ...]:
-    """Return the same from when all gradients are there: there the peak of memory is.
-
-    Gradients appear during the first backward pass, while its activations go.
-    """
-    return tuple(
-        int(held.in_flight.sum(axis=1)[held.reduced.all(axis=1)].max(initial=0))
-        for held in map(hold, order)
-    )
-
-
 def _fault_in_stages(order: Order) -> str | None:
     holders: dict[int, set[int]] = defaultdict(set)
     for rank, actions in enumerate(order):
