@@ -109,8 +109,6 @@ def test_simulate_knows_the_tokens_of_a_microbatch(capture):
     assert asked["given"]["tokens"] == TOKENS // 4
     assert asked["given"]["changes_nothing"]
     assert asked["measured"]["tokens_per_s"] is not None
-    more = answer(f"simulate {capture} --tokens {TOKENS // 2}", capture)
-    assert more["numbers"]["batch_latency_s"] > 1.5 * asked["numbers"]["batch_latency_s"]
 
 
 def test_a_split_that_kernels_do_not_show_is_the_jobs(capture):
