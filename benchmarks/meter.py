@@ -380,8 +380,6 @@ def _take(
         busy_ns=busy_ns,
         passes_ns={},
         waits_ns={},
-        arrivals_ns={},
-        received={},
     )
     return rank.take(told)
 

@@ -30,7 +30,7 @@ _VERBS_WITH_A_ROOM = {"links", "plan", "simulate"}
 def __getattr__(name: str) -> Any:
     """Give what the API lists, loaded when it is first used: a job needs torch alone."""
     if name == "meter":
-        return importlib.import_module("debubble.annexes.meter")
+        return importlib.import_module("debubble.annexes.meter.session").meter
     if name in _INSIDE_A_JOB:
         package = importlib.import_module("debubble.capture")
         globals()["step"] = package.step  # asked for each step: the next time without coming here

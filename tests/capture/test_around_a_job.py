@@ -25,9 +25,7 @@ ENOUGH = "8"
 
 
 def test_a_pipeline_under_torchrun_is_captured_and_labelled(tmp_path):
-    done = run_verb(
-        tmp_path, "capture", *FEW, "--tag", "branch=main", "--json", "--", *TORCHRUN, SCRIPT, ENOUGH
-    )
+    done = run_verb(tmp_path, "capture", *FEW, "--json", "--", *TORCHRUN, SCRIPT, ENOUGH)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["schema"] == "debubble.capture/1"
@@ -39,7 +37,7 @@ def test_a_pipeline_under_torchrun_is_captured_and_labelled(tmp_path):
     figures = measure_pipeline(build_timeline(ranks), 0)
     assert (figures.schedule, figures.microbatches) == ("1f1b", 4)
     sidecar, _ = read_sidecar(str(tmp_path / only["traces"][1]))
-    assert (sidecar.schedule, sidecar.tags) == ("1f1b", {"branch": "main"})
+    assert sidecar.schedule == "1f1b"
     assert len(sidecar.steps.after_s) == 1
 
 
@@ -99,7 +97,7 @@ def test_the_environments_own_sitecustomize_is_run_as_ever(tmp_path):
 
 
 def test_an_order_is_read_back_as_it_was_given(tmp_path):
-    settings = Settings(out=tmp_path, steps=3, every=40, keep=2, tags={"a": "b"}, split=(1, 2))
+    settings = Settings(out=tmp_path, steps=3, every=40, keep=2, split=(1, 2))
     environment = environment_for(settings, {})
     assert read_order(Settings, environment) == settings
     assert read_order(Settings, {}) is None

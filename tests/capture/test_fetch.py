@@ -8,8 +8,11 @@ from support.services.hostile_engine import ANSWERS, hostile_engine
 
 from debubble.annexes.watch.mix import ServerMetrics, ask_server, requests_between
 from debubble.capture import fetch as fetching
-from debubble.capture.fetch import NoAnswer, Request, fetch
+from debubble.capture.fetch import NoAnswer, fetch
 from debubble.errors import CaptureError
+
+# An answer that moves to no address is left to the garbage collector by urllib.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PATIENCE_S = 60.0
 
@@ -17,18 +20,19 @@ PATIENCE_S = 60.0
 @pytest.fixture(autouse=True)
 def _answers_in_a_moment(monkeypatch):
     monkeypatch.setattr(fetching, "ANSWER_S", 0.5)
+    monkeypatch.setattr(fetching, "MAX_BYTES", 1 << 20)
 
 
 def ask(url, **given):
-    return fetch(Request(url=url, **{"patience_s": PATIENCE_S, "most_bytes": 1 << 20} | given))
+    return fetch(url, **{"patience_s": PATIENCE_S} | given)
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("body", [None, b"abc"])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_bad_answer_is_one_kind_of_error_or_an_answer(answer, method):
+def test_a_bad_answer_is_one_kind_of_error_or_an_answer(answer, body):
     with hostile_engine(answer) as engine:
         try:
-            reply = ask(engine.url, method=method)
+            reply = ask(engine.url, body=body)
         except NoAnswer as error:
             said = str(error)
         else:
@@ -75,22 +79,12 @@ def test_what_never_answers_is_late():
     assert refusal.value.late
 
 
-@pytest.mark.parametrize(
-    "answer", ["a redirect to a file", "a redirect to somebody else", "a redirect to no address"]
-)
-def test_nobody_is_followed_to_another_origin(answer):
-    with hostile_engine(answer) as engine, pytest.raises(NoAnswer):
-        ask(engine.url)
-
-
-def test_the_same_origin_is_followed_and_an_order_is_not_made_twice():
-    with hostile_engine("a redirect in circles") as engine:
-        with pytest.raises(NoAnswer, match="in circles"):
-            ask(engine.url)
-        assert engine.asked == 4
-    with hostile_engine("a redirect to a file") as engine:
-        assert ask(engine.url, method="POST").status == 302
-        assert engine.asked == 1
+def test_nobody_is_followed_to_another_origin_and_an_order_is_made_once():
+    for answer in ("a redirect to somebody else", "a redirect to a file", "a redirect in circles"):
+        with hostile_engine(answer) as engine:
+            assert not ask(engine.url, body=b"abc").ok
+            assert engine.asked == 1
+            assert not ask(engine.url).ok
 
 
 @pytest.mark.parametrize(
@@ -101,10 +95,12 @@ def test_what_is_no_address_is_said(url):
         ask(url, patience_s=2.0)
 
 
-def test_an_answer_is_read_whole_up_to_its_limit():
+def test_an_answer_is_read_whole_up_to_its_limit(monkeypatch):
     with serving(lambda: "x" * 1000, lambda _path, body: (201, str(len(body)))) as url:
-        assert ask(url, most_bytes=1000).body == b"x" * 1000
+        monkeypatch.setattr(fetching, "MAX_BYTES", 1000)
+        assert ask(url).body == b"x" * 1000
+        monkeypatch.setattr(fetching, "MAX_BYTES", 999)
         with pytest.raises(NoAnswer, match="longer than 999 bytes"):
-            ask(url, most_bytes=999)
-        told = ask(f"{url}/there", method="POST", body=b"abc")
-        assert (told.status, told.body) == (201, b"3")
+            ask(url)
+        reply = ask(f"{url}/there", body=b"abc")
+        assert (reply.status, reply.body) == (201, b"3")

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from support.services.engine_routes import serving
 
-from debubble.capture.server import Patience, ServerOrder, capture_server
+from debubble.capture import server as capturing
+from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import CaptureError, UsageError
 
 pytestmark = pytest.mark.slow
@@ -67,27 +68,15 @@ def test_vllm_is_started_and_stopped_and_its_traces_are_found(vllm):
     url, folder = vllm
     first = capture_server(order(url, folder))
     again = capture_server(order(url + "/", folder))
-    assert first.note == again.note == ""
+    assert "profiling overhead unknown" in first.note  # it has no metrics
     assert first.files != again.files
     assert inferences_in(first) > 0
 
 
-def test_sglang_counts_its_own_steps(sglang, tmp_path):
-    answer = capture_server(order(sglang, tmp_path / "out", kind="sglang", steps=3))
-    assert [file.parent for file in answer.files] == [tmp_path / "out"]
-    assert answer.note == ""
-    assert inferences_in(answer) == 3
-
-
-def test_sglang_is_not_left_profiling_where_its_steps_do_not_come(sglang, tmp_path):
-    many = order(sglang, tmp_path / "out", kind="sglang", steps=10**9)
-    answer = capture_server(many, patience=Patience(steps_s=0.0))
-    assert [file.parent for file in answer.files] == [tmp_path / "out"]
-
-
-def test_sglang_is_stopped_where_no_steps_are_said(sglang, tmp_path):
+def test_sglang_is_told_where_to_write_and_stopped(sglang, tmp_path):
     answer = capture_server(order(sglang, tmp_path / "out", kind="sglang"))
-    assert len(answer.files) == 1
+    assert [file.parent for file in answer.files] == [tmp_path / "out"]
+    assert inferences_in(answer) > 0
 
 
 def test_traces_on_another_machine_are_said_to_be_there(vllm, tmp_path):
@@ -130,7 +119,8 @@ def test_what_the_server_says_of_its_failure_is_passed_on(tmp_path):
     assert "no room for the profiler" in refusal.value.message
 
 
-def test_an_answer_that_is_late_is_called_late(tmp_path):
+def test_an_answer_that_is_late_is_called_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(capturing, "_STOP_PATIENCE_S", 0.5)
     end = threading.Event()
 
     def late(path, _body):
@@ -139,7 +129,7 @@ def test_an_answer_that_is_late_is_called_late(tmp_path):
         return 200, ""
 
     with serving(lambda: "", late) as url, pytest.raises(CaptureError) as refusal:
-        capture_server(order(url, tmp_path), patience=Patience(stop_s=0.5))
+        capture_server(order(url, tmp_path))
     end.set()
     assert "stop_profile: no answer within 0.5 s" in refusal.value.message
     assert "still be writing" in refusal.value.hint
@@ -152,14 +142,6 @@ def test_nobody_at_the_address_is_said_plainly(tmp_path):
         capture_server(order(url, tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("given", "problem"),
-    [
-        ({"url": "localhost:8000"}, "is no address"),
-        ({"steps": 0, "kind": "sglang"}, "steps is 0"),
-        ({"steps": 3}, "take no number of steps"),
-    ],
-)
-def test_orders_that_cannot_be_are_refused(tmp_path, given, problem):
-    with pytest.raises(UsageError, match=problem):
-        order(**{"url": "http://127.0.0.1:1", "folder": tmp_path, **given})
+def test_an_address_without_a_scheme_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="is no address"):
+        order("localhost:8000", tmp_path)

@@ -17,6 +17,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from support.faults import Fault, Throwing
+
 import debubble
 from debubble.capture import hooks, recording
 from debubble.capture import session as in_session
@@ -25,10 +27,6 @@ from debubble.capture.settings import Settings
 OURS = str(Path(recording.__file__).parent)
 STEPS = 14
 SETTINGS = {"steps": 2, "wait": 1, "every": 8, "keep": 1}
-
-
-class Fault(Exception):
-    """What no code of ours expects."""
 
 
 class Stage:
@@ -93,17 +91,8 @@ class Loading:
         assert module is Module
 
 
-def made(settings):
-    """Make the beat as Python does at its start, where whatever fails is caught."""
-    sys.setprofile(None)
-    beat = hooks.CapturedBeat(settings)
-    sys.setprofile(throwing)
-    return beat
-
-
-def hooked(settings):
+def hooked(beat, _settings):
     """Run the job as `debubble capture -- COMMAND` does; return its losses."""
-    beat = made(settings)
     schedule = type("ScheduleOfThisRun", (Schedule,), {"step": Schedule.step})
     Module.PipelineScheduleSingle = schedule
     hooks._CallingLoader(Loading, beat.hook_schedules).exec_module(Module)
@@ -114,9 +103,8 @@ def hooked(settings):
     return losses
 
 
-def optimized(settings):
+def optimized(beat, _settings):
     """Run a job whose beat is an optimizer's."""
-    beat = made(settings)
     losses = []
     for number in range(STEPS):
         losses.append(number / 3)
@@ -125,64 +113,30 @@ def optimized(settings):
     return losses
 
 
-def within(settings):
+def within(_beat, settings):
     """Run the job inside `with debubble.capture(...)`, which fails, if at all, at its start."""
-    one = Schedule()
-    given = {name: getattr(settings, name) for name in (*SETTINGS, "out")}
-    session = debubble.capture(one, **given).__enter__()
+    throwing, one = sys.getprofile(), Schedule()
+    sys.setprofile(None)
+    session = debubble.capture(one, **SETTINGS, out=settings.out).__enter__()
+    sys.setprofile(throwing)
     losses = []
-    with throwing.begun():
-        for number in range(STEPS):
-            losses.append(one.step(float(number)))
-            debubble.step()
-        session.__exit__(None, None, None)
+    for number in range(STEPS):
+        losses.append(one.step(float(number)))
+        debubble.step()
+    session.__exit__(None, None, None)
     assert len(one._stage.passes) == STEPS * 5
     return losses
 
 
-class Throwing:
-    """Counts the calls that our lines make, and fails at one of them."""
-
-    def __init__(self):
-        self.count = self.at = 0
-
-    def __call__(self, frame, event, called):
-        if event == "c_call":
-            caller, name = frame, getattr(called, "__name__", "")
-        elif event == "call" and frame.f_back is not None and frame.f_code.co_filename != __file__:
-            caller, name = frame.f_back, frame.f_code.co_name
-        else:
-            return
-        if caller.f_code.co_filename.startswith(OURS) and name != "setprofile":
-            self.count += 1
-            if self.count == self.at:
-                raise Fault(f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno} {name}")
-
-    def begun(self):
-        sys.setprofile(self)
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        sys.setprofile(None)
-
-
-throwing = Throwing()
-
-
 def play(job, folder, at):
     """Run a job with an error at one call; return its losses, and how many calls there are."""
-    throwing.count, throwing.at = 0, at
     settings = Settings(**SETTINGS, out=folder)
+    # Made as Python does at its start, where whatever fails is caught.
+    beat = hooks.CapturedBeat(settings)
     try:
-        if job is within:
-            return job(settings), throwing.count
-        with throwing.begun():
-            return job(settings), throwing.count
+        with Throwing(OURS, at, lambda code: code.co_filename == __file__) as throwing:
+            return job(beat, settings), throwing.count
     finally:
-        sys.setprofile(None)
         in_session._running = None  # of a session whose start failed half-way
 
 

@@ -14,6 +14,7 @@ from debubble.annexes.meter.figures import (
     RankFigures,
     RankReport,
     StepFigures,
+    Straggler,
     bubble_of,
     find_straggler,
     measure_step,
@@ -59,8 +60,6 @@ def figures_of(number, busy_ns):
         busy_ns=busy_ns,
         passes_ns={(0, "F"): busy_ns},
         waits_ns={},
-        arrivals_ns={},
-        received={},
     )
 
 
@@ -86,8 +85,8 @@ def test_a_rank_that_gets_5_percent_slower_is_found_within_20_steps(noise):
         late = [number for number in found if number >= begins]
         assert late, (noise, seed)
         assert late[0] - begins < 20
-        assert rank.slower_by == pytest.approx(0.05, abs=0.02)
-        assert abs(rank.since_step - begins) <= 16
+        assert rank.report().slower_by == pytest.approx(0.05, abs=0.02)
+        assert abs(rank.report().since_step - begins) <= 16
 
 
 def test_quiet_ranks_raise_no_alarm():
@@ -101,41 +100,22 @@ def test_steps_under_a_profiler_say_nothing():
         rank.take(figures_of(number, 100 * MS + number % 7))
     for number in range(WARM_UP, WARM_UP + 40):
         assert not rank.take(figures_of(number, 150 * MS), disturbed=True)
-    assert rank.slower_by == 0.0
+    assert rank.report().slower_by == 0.0
 
 
-def told(rank, busy_ms, *, slower_by=0.0, since=-1, spans=None):
-    return RankReport(
-        rank=rank,
-        steps=spans or {},
-        busy_ns=busy_ms * MS,
-        step_ns=2 * busy_ms * MS,
-        slower_by=slower_by,
-        since_step=since,
-        first_step=0,
-    )
+def report(rank, *, slower_by=0.0, since=-1, spans=None):
+    return RankReport(rank=rank, steps=spans or {}, slower_by=slower_by, since_step=since)
 
 
 def test_the_bubble_of_a_pipeline_is_over_one_window_of_all_ranks():
-    ranks = [
-        told(0, 60, spans={7: (0, 80, 60), 8: (100, 180, 60)}),
-        told(1, 40, spans={7: (20, 100, 40), 9: (0, 1, 1)}),
-    ]
-    assert bubble_of(ranks) == pytest.approx(1 - 100 / 200)
+    first = report(0, spans={7: (0, 80, 60), 8: (100, 180, 60)})
+    assert bubble_of([first, report(1, spans={7: (20, 100, 40), 9: (0, 1, 1)})]) == 1 - 100 / 200
     assert bubble_of([]) is None
-    assert bubble_of([ranks[0], told(1, 40, spans={9: (0, 1, 1)})]) is None
+    assert bubble_of([first, report(1, spans={9: (0, 1, 1)})]) is None
 
 
-def test_the_rank_that_got_slower_drags_also_if_another_always_had_more_to_do():
-    ranks = [told(0, 100), told(1, 130), told(2, 105, slower_by=0.06, since=412), told(3, 100)]
-    found = find_straggler(ranks)
-    assert (found.rank, found.since_step, found.slower_by) == (2, 412, 0.06)
-    assert not found.always
-
-
-def test_without_a_change_the_rank_with_most_to_do_drags_if_it_is_much():
-    found = find_straggler([told(0, 100), told(1, 130), told(2, 100)])
-    assert (found.rank, found.always) == (1, True)
-    assert found.slower_by == pytest.approx(0.3)
-    assert find_straggler([told(0, 100), told(1, 103), told(2, 100)]) is None
+def test_the_rank_that_got_slower_by_most_drags():
+    reports = [report(0), report(1, slower_by=0.04, since=400), report(2, slower_by=0.06, since=12)]
+    assert find_straggler(reports) == Straggler(rank=2, since_step=12, slower_by=0.06)
+    assert find_straggler([report(0), report(1)]) is None
     assert find_straggler([]) is None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.faults import Throwing
 from support.processes import wait_until
 from support.requirements import need_package
 
@@ -25,6 +25,7 @@ from debubble.annexes.meter import hooks, output, running
 from debubble.annexes.meter.record import HostClock, Recorder
 from debubble.annexes.meter.session import MeterBeat
 from debubble.annexes.meter.settings import Settings
+from debubble.capture.files import keep_newest
 
 OURS = str(Path(debubble.__file__).parent)
 STEPS = 3
@@ -42,37 +43,11 @@ JOBS = {
 }
 
 
-class Fault(Exception):
-    pass
-
-
 def is_jobs_own(code):
     """Tell what we stand around, where an error is the job's own; and the net itself."""
     if code in (hooks.Harmless.__enter__.__code__, hooks.Harmless.__exit__.__code__):
         return True
     return code.co_name in JOBS and not code.co_filename.startswith(OURS)
-
-
-class Throwing:
-    """Counts the calls that our lines make on the job's thread, and fails at one of them."""
-
-    def __init__(self, at):
-        self.count, self.at = 0, at
-        self.last = {}
-        """The last call of each line and function."""
-
-    def __call__(self, frame, event, called):
-        if event == "c_call":
-            caller, name = frame, getattr(called, "__name__", "")
-        elif event == "call" and frame.f_back is not None and not is_jobs_own(frame.f_code):
-            caller, name = frame.f_back, frame.f_code.co_name
-        else:
-            return
-        if caller.f_code.co_filename.startswith(OURS):
-            self.count += 1
-            self.last[caller.f_code.co_filename, caller.f_lineno, name] = self.count
-            if self.count == self.at:
-                raise Fault(f"{caller.f_code.co_filename}:{caller.f_lineno} {name}")
 
 
 @pytest.fixture(scope="module")
@@ -118,21 +93,18 @@ def beat_of(folder, **settings):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, schedule, monkeypatch):
+    monkeypatch.setattr(running, "CLOSE_S", 0.0)
     monkeypatch.setattr(threading.Thread, "start", lambda _thread: None)  # its calls are its own
     monkeypatch.setattr(threading.Thread, "join", lambda _thread, _time=None: None)
     expected = losses(schedule)
     before = threading.active_count()
 
     def play(at):
-        beat = beat_of(tmp_path / str(at), close_s=0.0)
-        throwing = Throwing(at)
-        sys.setprofile(throwing)
-        try:
+        beat = beat_of(tmp_path / str(at))
+        with Throwing(OURS, at, is_jobs_own) as throwing:
             found = losses(schedule)
             beat.meter.close()
-        finally:
-            sys.setprofile(None)
-            beat.undo.close()  # of one that fell silent
+        beat.undo.close()  # of one that fell silent
         return found, throwing.last, beat.meter
 
     found, calls, meter = play(0)
@@ -182,17 +154,14 @@ def test_an_error_at_any_call_around_messages_lets_them_through(monkeypatch):
         around.place = hooks.Place(rank=1, ranks=(0, 1))
         around._hook_messages(SimpleNamespace(ProcessGroup=Group, Work=Work))
         around.recorder.beat()
-        group, throwing = Group(), Throwing(at)
-        sys.setprofile(throwing)
-        try:
+        group = Group()
+        with Throwing(OURS, at, is_jobs_own) as throwing:
             answers = [group.recv(tensor, 0, 0).wait(), group.send(tensor, 0, 0).wait()]
             group._start_coalescing(None)
             group.send(tensor, 0, 0)
             group.recv(tensor, 0, 0)
             answers.append(group._end_coalescing(None).wait())
-        finally:
-            sys.setprofile(None)
-            around.remove()
+        around.remove()
         return (answers, group.sent), throwing.last, errors
 
     told, calls, errors = play(0)
@@ -207,11 +176,11 @@ def test_an_error_at_any_call_around_messages_lets_them_through(monkeypatch):
 
 
 def test_a_full_disk_is_said_once_and_the_job_goes_on(tmp_path, schedule, monkeypatch, capfd):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     expected = losses(schedule)
-    monkeypatch.setattr(running, "write_segment", full)
+    monkeypatch.setattr(output, "replacing", full)
     beat = beat_of(tmp_path)
     losses(schedule)
     found = losses(schedule)
@@ -223,19 +192,20 @@ def test_a_full_disk_is_said_once_and_the_job_goes_on(tmp_path, schedule, monkey
     assert capfd.readouterr().err.count("the meter is silent") == 1
 
 
-def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule):
+def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule, monkeypatch):
+    monkeypatch.setattr(running, "LINE_S", 0.0)
     asked = []
 
     def dead(values, step):
         asked.append((values, step))
         raise ConnectionError("the logger is gone")
 
-    beat = MeterBeat(Settings(out=tmp_path, segment=2, line_s=0.0), dead)
+    beat = MeterBeat(Settings(out=tmp_path, segment=2), dead)
     beat.start()
     beat.listen()
     losses(schedule)
     wait_until(lambda: asked)
-    wait_until(lambda: beat.meter._log_scalars is None)
+    wait_until(lambda: beat.meter._logger is None)
     losses(schedule)
     beat.meter.close()
     assert beat.meter.problem is None
@@ -244,14 +214,18 @@ def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule
     assert list(tmp_path.glob("*/rank0.csv"))
 
 
-def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(tmp_path, schedule):
+def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(
+    tmp_path, schedule, monkeypatch
+):
+    monkeypatch.setattr(running, "LINE_S", 0.0)
+    monkeypatch.setattr(running, "CLOSE_S", 0.1)
     expected, asked, answers = losses(schedule), threading.Event(), threading.Event()
 
     def hang(_values, _step):
         asked.set()
         answers.wait()
 
-    beat = MeterBeat(Settings(out=tmp_path, segment=2, line_s=0.0, close_s=0.1), hang)
+    beat = MeterBeat(Settings(out=tmp_path, segment=2), hang)
     beat.start()
     beat.listen()
     try:
@@ -327,6 +301,8 @@ def test_tables_that_were_moved_away_and_left_a_link_stay(tmp_path):
     out.mkdir()
     (out / f"{job}-step000000000").symlink_to(away)
     for first in range(20, 80, 20):
-        segment = output.Segment(name=f"{job}-step{first:09}", table="rows", sidecar="{}")
-        output.write_segment(out, 0, segment, 2)
+        (out / f"{job}-step{first:09}").mkdir()
+        (out / f"{job}-step{first:09}" / "rank0.csv").touch()
+    keep_newest(out, "rank0.csv", 2, spared=())
+    assert sorted(path.name[-2:] for path in out.iterdir()) == ["00", "40", "60"]
     assert (away / "rank0.csv").read_text() == "dear"

@@ -64,6 +64,7 @@ import torch, torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 import debubble
 from debubble.annexes.meter import figures, record, running
+from debubble.capture import recording
 
 out, steps, planted_at, pass_s, is_even = sys.argv[1], *map(float, sys.argv[2:])
 MOST_STEPS = 20_000
@@ -101,14 +102,16 @@ def noted(self, told, **named):
     return alarm
 figures.RankFigures.take = noted
 
-class Capture(running.TriggeredCapture):
-    def __init__(self, *given):
-        seen["begun"].append(given[-1])
-        super().__init__(*given)
+class Capture(running.Session):
     def close(self):
         super().close()
         seen["ended"] = 1
-running.TriggeredCapture = Capture
+recording.Session = Capture
+begin = running.begin
+def noted_begin(settings, pipeline, *, done):
+    seen["begun"].append(done)
+    return begin(settings, pipeline, done=done)
+running.begin = noted_begin
 if is_even:
     record._choose_clock = EvenClock
 

@@ -106,6 +106,6 @@ def test_of_old_captures_only_traces_and_sidecars_of_this_rank_go(tmp_path):
         folder = f"20260131-120000-step0000000{step}"
         put(tmp_path, *(f"{folder}/rank0.{kind}" for kind in
             ("json.gz", "debubble.json", "debubble.npz", "notes.txt")))  # fmt: skip
-    keep_newest(tmp_path, 0, 1, written="20260131-120000-step000000022")
+    keep_newest(tmp_path, "rank0.json.gz", 1, spared=())
     left = [name for name in files_in(tmp_path) if "step000000011" in name]
     assert [name.partition("/")[2] for name in left] == ["rank0.debubble.npz", "rank0.notes.txt"]

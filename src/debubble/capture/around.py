@@ -1,4 +1,4 @@
-"""A command in → the captures it made of itself out; its own code is not touched."""
+"""A command in → the captures or tables that it made of itself out; its own code is not touched."""
 
 from __future__ import annotations
 
@@ -11,50 +11,44 @@ from contextlib import suppress
 from pathlib import Path
 
 from debubble.capture.files import list_captures, prepare_out
-from debubble.capture.settings import Settings, environment_for
+from debubble.capture.settings import JobSettings, environment_for
 from debubble.errors import CaptureError, UsageError
 
 
-def capture_command(
-    command: Sequence[str], settings: Settings, *, output_to_stderr: bool = False
+def run_around(
+    command: Sequence[str], settings: JobSettings, *, needs: str, output_to_stderr: bool = False
 ) -> tuple[Path, ...]:
-    """Run a command whose processes capture themselves; return the folders they made."""
-    environment = environment_for(settings, os.environ)
-    made_here = not settings.out.exists()
-    prepare_out(settings.out)
-    earlier = set(list_captures(settings.out))
+    """Run a command whose processes do to themselves what is asked; return the folders they made.
+
+    `needs` is said where nothing came of it.
+    """
+    environment, out = environment_for(settings, os.environ), settings.out
+    made_here = not out.exists()
+    prepare_out(out)
+    earlier = set(list_captures(out, settings.traces))
     try:
-        code = run_command(command, environment, output_to_stderr=output_to_stderr)
+        code = _run(command, environment, output_to_stderr=output_to_stderr)
     finally:
-        captures = tuple(found for found in list_captures(settings.out) if found not in earlier)
-        if made_here and not captures:
+        made = [folder for folder in list_captures(out, settings.traces) if folder not in earlier]
+        if made_here and not made:
             with suppress(OSError):  # something else may be in it
-                settings.out.rmdir()
+                out.rmdir()
     if code:
+        end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         raise CaptureError(
-            f"the command ended with {say_end(code)}",
-            hint=f"{len(captures)} captures are complete in {settings.out}"
-            if captures
-            else "its own output says why; nothing was captured",
+            f"the command ended with {end}",
+            hint=f"what was {settings.done} before is in {out}"
+            if made
+            else f"its own output says why; nothing was {settings.done}",
         )
-    if not captures:
+    if not made:
         raise CaptureError(
-            "the command ran to its end and nothing was captured",
-            hint=f"it takes {settings.wait + settings.length + 1} steps of a pipeline schedule or "
-            "an optimizer: run longer, or lower --wait and --steps; other loops call "
-            "debubble.step() themselves",
+            f"the command ran to its end and nothing was {settings.done}", hint=needs
         )
-    return captures
+    return tuple(made)
 
 
-def say_end(code: int) -> str:
-    """Say how a command that failed ended."""
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def run_command(
-    command: Sequence[str], environment: dict[str, str], *, output_to_stderr: bool
-) -> int:
+def _run(command: Sequence[str], environment: dict[str, str], *, output_to_stderr: bool) -> int:
     """Run a command to its end, as it would run without us; return its exit code."""
     try:
         process = subprocess.Popen(  # noqa: S603 (the user's own command, no shell)

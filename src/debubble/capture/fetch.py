@@ -1,20 +1,19 @@
 """An address in → its answer, or one kind of error: whatever is at the other end.
 
-Every request has a deadline as a whole and a limit of size. What sends elsewhere is followed to the
-same origin alone. No proxy is asked: the address that was given is the only one that is reached.
+Every answer has a limit of time and of size. A page that moved is followed on the same origin
+alone. No proxy is asked: the address that was given is the only one that is reached.
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import io
-import socket
-import ssl
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from urllib.parse import SplitResult, urljoin, urlsplit
+from dataclasses import dataclass
+from http.client import HTTPException, IncompleteRead
+from typing import IO, Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from debubble.errors import CaptureError
 from debubble.units import printable
@@ -23,33 +22,13 @@ from debubble.units import printable
 ANSWER_S = 10.0
 # A server that runs begins to answer in milliseconds; the largest answer is a page of metrics.
 PATIENCE_S = 5.0
-_MOST_BYTES = 16 * 1024**2
-_MOST_REDIRECTS = 3
-_MOVED = frozenset({301, 302, 303, 307, 308})
-# Those after which a request that changes something may be made again as it was.
-_MOVED_AS_IT_IS = frozenset({307, 308})
-_PORTS = {"http": 80, "https": 443}
+MAX_BYTES = 16 * 1024**2
 
 
 class NoAnswer(CaptureError):
     """Nothing came that is an answer; `late` where it was waited for in vain."""
 
     late = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """A request."""
-
-    url: str
-    method: str = "GET"
-    body: bytes | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    patience_s: float = PATIENCE_S
-    """For the answer's first byte; then it has `ANSWER_S`."""
-    most_bytes: int = _MOST_BYTES
-    follow: bool = True
-    """Whether it may be sent elsewhere on the same origin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,99 +45,68 @@ class Reply:
         return 200 <= self.status < 300
 
 
-def fetch(asked: Request) -> Reply:
-    """Ask; raise `NoAnswer` where there is no answer, and never anything else."""
-    until = time.monotonic() + asked.patience_s
-    url = asked.url
-    try:
-        for _ in range(_MOST_REDIRECTS + 1):
-            reply, location = _ask_once(asked, url, until)
-            kept = _MOVED if asked.method == "GET" else _MOVED_AS_IT_IS
-            if not asked.follow or reply.status not in kept or location is None:
-                return reply
-            target = urljoin(url, location)
-            if _origin(urlsplit(target)) != _origin(urlsplit(url)):
-                raise NoAnswer(f"{asked.url}: it sends to another address, which is not followed")
-            url = target
-    except TimeoutError as error:
-        late = NoAnswer(f"{asked.url}: no answer within {asked.patience_s:g} s")
-        late.late = True
-        raise late from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        said = str(getattr(error, "reason", None) or error) or type(error).__name__
-        raise NoAnswer(f"{asked.url}: {_short(said)}") from error
-    raise NoAnswer(f"{asked.url}: it sends in circles")
+class _SameOrigin(HTTPRedirectHandler):
+    """Follows pages on their own origin; what changes something is asked of one address alone."""
+
+    def redirect_request(  # noqa: PLR0913, PLR0917 (as urllib has it)
+        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        """Return the request to make instead; None to take the redirect for the answer."""
+        if req.get_method() != "GET" or urlsplit(newurl)[:2] != urlsplit(req.full_url)[:2]:
+            return None
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _short(said: str) -> str:
-    """Show what a stranger's answer says, and cut what it made long."""
-    said = printable(said)
-    return said if len(said) <= 200 else f"{said[:200]}…"
+_OPENER = build_opener(ProxyHandler({}), _SameOrigin())
 
 
-def _origin(parts: SplitResult) -> tuple[str, str | None, int | None]:
-    return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+def fetch(
+    url: str,
+    *,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Reply:
+    """Get a page, or post a body; raise `NoAnswer` where there is no answer, and nothing else.
 
-
-def _ask_once(asked: Request, url: str, until: float) -> tuple[Reply, str | None]:
-    parts = urlsplit(url)
-    scheme, host, port = _origin(parts)
-    if scheme not in _PORTS or host is None or port is None:
-        raise ValueError("this is no address of a server")
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    headers = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **asked.headers}
-    sock = socket.create_connection((host, port), _left(until))
-    if scheme == "https":
-        sock = ssl.create_default_context().wrap_socket(sock, server_hostname=host)
-    connection = http.client.HTTPConnection(host, port)
-    with contextlib.closing(sock):
-        connection.sock = _UntilDeadline(sock, until)
-        connection.request(asked.method, path, body=asked.body, headers=headers)
-        with connection.getresponse() as response:
-            body = response.read(asked.most_bytes + 1)
-            if len(body) > asked.most_bytes:
-                raise ValueError(f"its answer is longer than {asked.most_bytes} bytes")
-            if response.length:
-                raise http.client.IncompleteRead(body, response.length)
-            reply = Reply(status=response.status, reason=_short(response.reason), body=body)
-            return reply, response.getheader("Location")
-
-
-def _left(until: float) -> float:
-    left = until - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
-class _UntilDeadline(io.RawIOBase):
-    """A socket, as http.client uses one, with a deadline for all that is sent and read.
-
-    It stays open: http.client closes it before the answer's body is read.
+    `patience_s` is for the answer's beginning; then it has `ANSWER_S`.
     """
+    try:
+        request = Request(url, data=body, headers=dict(headers or {}))  # noqa: S310 (checked next)
+        if request.type not in {"http", "https"} or not request.host:
+            raise ValueError("this is no address of a server")  # noqa: TRY301 (told as others are)
+        try:
+            response = _OPENER.open(request, timeout=patience_s)
+        except HTTPError as refusal:
+            response = refusal
+        with response:
+            return Reply(
+                status=response.status, reason=_short(response.reason), body=_read(response)
+            )
+    except (OSError, HTTPException, ValueError) as error:
+        cause = getattr(error, "reason", None) or error
+        late = isinstance(cause, TimeoutError)
+        problem = f"no answer within {patience_s:g} s" if late else _short(str(cause))
+        no_answer = NoAnswer(f"{url}: {problem or type(error).__name__}")
+        no_answer.late = late
+        raise no_answer from error
 
-    def __init__(self, sock: socket.socket, until: float) -> None:
-        self._socket = sock
-        self._until = until
-        self._began = False
 
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return what answers are read from."""
-        return io.BufferedReader(_UntilDeadline(self._socket, self._until))
+def _read(response: Any) -> bytes:
+    """Read an answer to its end."""
+    until, body = time.monotonic() + ANSWER_S, b""
+    while piece := response.read1(1 << 16):
+        body += piece
+        if len(body) > MAX_BYTES:
+            raise ValueError(f"its answer is longer than {MAX_BYTES} bytes")
+        if time.monotonic() > until:
+            raise TimeoutError
+    if response.length:
+        raise IncompleteRead(body, response.length)
+    return body
 
-    def sendall(self, data: bytes) -> None:
-        """Send a request."""
-        self._socket.settimeout(_left(self._until))
-        self._socket.sendall(data)
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read what is there; the first byte starts the time that the rest has."""
-        self._socket.settimeout(_left(self._until))
-        count = self._socket.recv_into(buffer)
-        if not self._began:
-            self._began = True
-            self._until = min(self._until, time.monotonic() + ANSWER_S)
-        return count
+def _short(text: str) -> str:
+    """Show what a stranger's answer says, and cut what it made long."""
+    text = printable(text)
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -6,7 +6,7 @@ import gzip
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,9 @@ from debubble.units import replacing
 # The job's start in UTC and the step: sorted by name is sorted by age.
 _CAPTURE_NAME = re.compile(r"^\d{8}-\d{6}-step\d+$")
 # What a rank writes into it, whole or, by a job that was killed, in part. A digest stays.
-_OWN_FILE = re.compile(r"^\.?rank(\d+)\.(json\.gz|debubble\.json)((\.\d+)?\.partial(\.json)?)?$")
+_OWN_FILE = re.compile(
+    r"^\.?rank(\d+)\.(json\.gz|csv|(csv\.)?debubble\.json)((\.\d+)?\.partial(\.json)?)?$"
+)
 # Traces shrink 10 to 25 times at any level; the job stands still meanwhile.
 _GZIP_LEVEL = 3
 _CLOSING_BRACKETS = (b"}", b"]")
@@ -97,29 +99,32 @@ class CaptureFiles:
                 shutil.copyfileobj(source, packed, length=1 << 20)
 
 
-def list_captures(out: Path) -> list[Path]:
-    """Return the folders of captures that hold a trace, oldest first; a job may remove them all."""
+def list_captures(out: Path, traces: str = "rank*.json.gz") -> list[Path]:
+    """Return the folders of captures that hold a trace, oldest first; a job may remove them all.
+
+    A meter's segments are folders of such names, and their traces are `rank*.csv`.
+    """
     if not out.is_dir():
         return []
     return sorted(
         folder
         for folder in out.iterdir()
-        if _CAPTURE_NAME.match(folder.name) and any(folder.glob("rank*.json.gz"))
+        if _CAPTURE_NAME.match(folder.name) and any(folder.glob(traces))
     )
 
 
-def keep_newest(out: Path, rank: int, keep: int, *, written: str) -> None:
-    """Remove this rank's files from all captures but the newest, and what a killed job left.
+def keep_newest(out: Path, trace: str, keep: int, *, spared: Collection[str]) -> None:
+    """Remove a rank's files from all captures but the newest, and what a killed job left.
 
-    The one that was just written stays: after a clock was set back it may bear the oldest name.
+    `trace` is the rank's file in each. Those that are `spared` stay, however old they seem: after a
+    clock was set back the one just written may bear the oldest name.
     """
     captures = _capture_folders(out)
-    complete = [folder for folder in captures if (folder / f"rank{rank}.json.gz").exists()]
-    complete.sort(key=lambda folder: (folder.name == written, folder.name))
-    newest = set(complete[-keep:])
+    complete = [folder for folder in captures if (folder / trace).exists()]
+    rank = _OWN_FILE.match(trace)
     for folder in captures:
-        if folder not in newest:
-            _remove_own(folder, rank)
+        if folder not in complete[-keep:] and folder.name not in spared:
+            _remove_own(folder, None if rank is None else int(rank[1]))
 
 
 def remove_captures(out: Path) -> None:

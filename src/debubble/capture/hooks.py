@@ -73,8 +73,7 @@ class Beat:
         for name in _STEPPING:
             schedule = getattr(module, name, None)
             if schedule is not None:
-                self.undo.callback(setattr, schedule, "step", schedule.step)
-                schedule.step = self._counting(schedule.step)
+                wrap(schedule, "step", self._counting, self.undo)
 
     def hook_optimizers(self, module: ModuleType) -> None:
         """Count the steps of an optimizer, as long as no schedule has any."""
@@ -154,6 +153,26 @@ class CapturedBeat(Beat):
             say(f"the capture did not end well: {describe(error)}")
         finally:
             self.session = None
+
+
+def wrap(owner: Any, name: str, around: Callable[[Any], Any], undo: ExitStack) -> None:
+    """Put a function, or a table of them, in place of another, until `undo` is closed."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    stored = vars(owner).get(name)
+    wrapped = around(original)
+    setattr(owner, name, wrapped)
+
+    def restore() -> None:
+        if vars(owner).get(name) is not wrapped:
+            return  # somebody else stands around it by now: ours stays
+        if stored is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, stored)
+
+    undo.callback(restore)
 
 
 def after_import(hooks: Mapping[str, Callable[[ModuleType], None]], undo: ExitStack) -> None:

@@ -28,9 +28,9 @@ from torch import profiler as torch_profiler
 
 from debubble.capture.files import CaptureFiles, capture_name, keep_newest, prepare_out
 from debubble.capture.labels import find_pipeline, label_passes
-from debubble.capture.session import describe
+from debubble.capture.session import describe, enter, leave
 from debubble.capture.settings import PROFILER_WARMUP_STEPS, SETTLING_STEPS, Settings
-from debubble.capture.sidecar import Latencies, SidecarDraft, find_rank, read_power_w, uses_cuda
+from debubble.capture.sidecar import describe_job, find_rank, read_power_w, uses_cuda
 from debubble.errors import CaptureError, DebubbleError
 
 _log = logging.getLogger("debubble")
@@ -39,13 +39,11 @@ _log = logging.getLogger("debubble")
 class Session:
     """What `debubble.capture` returns: enter it around the loop, and tell it each step."""
 
-    def __init__(  # noqa: PLR0913 (what it is told, and its seams)
+    def __init__(
         self,
         settings: Settings,
         pipeline: Any,
         *,
-        on_enter: Callable[[Session], None],
-        on_exit: Callable[[], None],
         clock: Callable[[], float] = time.perf_counter,
         done: int = 0,
     ) -> None:
@@ -58,8 +56,6 @@ class Session:
         self.pipeline = find_pipeline(pipeline)
         self.problems: list[str] = []
         """What went wrong, as it was logged."""
-        self._on_enter = on_enter
-        self._on_exit = on_exit
         self._clock = clock
         self._done = done
         self._wake_at = 0
@@ -70,7 +66,7 @@ class Session:
         """Refuse what cannot be captured, while the job has not begun; from here on nothing is."""
         try:
             prepare_out(self.settings.out)
-            self._on_enter(self)
+            enter(self)
         except DebubbleError:
             raise
         except Exception as error:  # noqa: BLE001 (what nobody foresaw is no reason to end a job)
@@ -100,7 +96,12 @@ class Session:
             self._note(describe(error))
         finally:
             self._wake_at = sys.maxsize
-            self._on_exit()
+            leave()
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step is waited for any more."""
+        return self._wake_at == sys.maxsize
 
     def step(self) -> None:
         """Say that a step has ended."""
@@ -143,31 +144,36 @@ class Session:
 
     def _capture(self) -> Generator[int]:
         """Time some steps, profile as many, and time as many again."""
-        latencies = Latencies()
-        latencies.before = yield from self._time_steps()
+        settings = self.settings
+        steps_s = {"before_s": (yield from self._time_steps())}
         power_w = read_power_w()
         rank = find_rank()
         first_step = self._done + PROFILER_WARMUP_STEPS
         name = capture_name(rank.started, first_step)
-        files = CaptureFiles(out=self.settings.out, name=name, rank=rank.rank)
-        latencies.profiled, labels = yield from self._profile_steps(files)
-        sidecar = SidecarDraft(
-            files=files,
-            world_size=rank.world_size,
-            first_step=first_step,
-            labels=labels,
-            pipeline=self.pipeline,
-            settings=self.settings,
-            latencies=latencies,
-            power_w=power_w,
-        )
-        sidecar.write()  # now, should the job not live to see the steps after
-        if self.settings.keep is not None:
-            keep_newest(self.settings.out, rank.rank, self.settings.keep, written=name)
+        files = CaptureFiles(out=settings.out, name=name, rank=rank.rank)
+        steps_s["profiled_s"] = yield from self._profile_steps(files)
+
+        def write_sidecar() -> None:
+            text = describe_job(
+                name,
+                rank,
+                self.pipeline,
+                split=settings.split,
+                tokens=settings.tokens,
+                context_lengths=settings.context_lengths,
+                steps_s=steps_s,
+                power_w=power_w,
+            )
+            with files.replacing(files.sidecar) as partial:
+                partial.write_text(text, "utf-8")
+
+        write_sidecar()  # now, should the job not live to see the steps after
+        if settings.keep is not None:
+            keep_newest(settings.out, files.trace.name, settings.keep, spared={name})
         yield self._done + SETTLING_STEPS
-        latencies.after = yield from self._time_steps()
+        steps_s["after_s"] = yield from self._time_steps()
         if files.trace.exists():
-            sidecar.write()
+            write_sidecar()
 
     def _time_steps(self) -> Generator[int, None, list[float]]:
         """Time steps as they are, without the profiler."""
@@ -178,10 +184,8 @@ class Session:
             steps.end()
         return steps.lengths()
 
-    def _profile_steps(
-        self, files: CaptureFiles
-    ) -> Generator[int, None, tuple[list[float], str | None]]:
-        """Profile steps and write their trace; return their times, and who named the passes."""
+    def _profile_steps(self, files: CaptureFiles) -> Generator[int, None, list[float]]:
+        """Profile steps and write their trace; return their times."""
         if getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
             # torch would end the job's own profile without a word.
             raise CaptureError(
@@ -189,7 +193,7 @@ class Session:
                 hint="the next capture is tried again in its turn",
             )
         profiler, done = _make_profiler(self.settings.steps), 0
-        with label_passes(self.pipeline) as labels:
+        with label_passes(self.pipeline):
             try:
                 profiler.start()
                 yield self._done + PROFILER_WARMUP_STEPS
@@ -210,9 +214,7 @@ class Session:
             finally:
                 profiler.stop()
         files.export(lambda plain: profiler.export_chrome_trace(str(plain)))
-        if not self.pipeline.stages:
-            return times, None
-        return times, "added" if labels.added else "own"
+        return times
 
 
 def _make_profiler(steps: int) -> torch_profiler.profile:

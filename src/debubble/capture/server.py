@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from debubble.capture.fetch import NoAnswer, Request, fetch
+from debubble.capture.fetch import NoAnswer, fetch
 from debubble.errors import CaptureError, UsageError
 from debubble.trace.server_notes import (
     SCHEMA,
@@ -32,6 +31,10 @@ _START_SHARE = 0.25
 # Batches that vLLM profiles at most: some hundred are enough, and a file that can be read.
 _MOST_BATCHES = 400
 _ERROR_SHOWN = 300
+# The profiler's first start takes seconds on a GPU.
+_START_PATIENCE_S = 120.0
+# Engines write all ranks' traces before they answer: minutes, for large models.
+_STOP_PATIENCE_S = 900.0
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -51,8 +54,7 @@ _CONFIGURE = {
 _NO_TRACES = {
     "vllm": "no traces came to {out}: they are in the server's torch_profiler_dir; "
     "give that folder as --out where it is on this machine",
-    "sglang": "no traces came to {out} on this machine: look there on the server's; "
-    "a server without requests counts no steps",
+    "sglang": "no traces came to {out} on this machine: look there on the server's",
 }
 _NO_METRICS = {
     "vllm": "{url}/metrics has no data: profiling overhead unknown",
@@ -69,20 +71,12 @@ class ServerOrder:
     kind: str
     out: Path
     seconds: float
-    steps: int | None = None
-    around_s: float = 0.0
-    """How long to look at the server's metrics before and after; 0 is not at all."""
+    around_s: float = 2.0
+    """How long to look at the server's metrics before and after."""
 
     def __post_init__(self) -> None:
         if urlsplit(self.url).scheme not in {"http", "https"}:
             raise UsageError(f"{self.url!r} is no address", hint="such as http://127.0.0.1:8000")
-        if self.steps is not None and self.steps < 1:
-            raise UsageError(f"steps is {self.steps}", hint="give at least 1")
-        if self.steps is not None and self.kind == "vllm":
-            raise UsageError(
-                "vLLM's routes take no number of steps",
-                hint="give --seconds; or start it with max_iterations in its --profiler-config",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,22 +91,9 @@ class ServerCapture:
     """What the server did before, under and after the profiler, as it tells itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long each answer may take."""
-
-    start_s: float = 120.0
-    """The profiler's first start takes seconds on a GPU."""
-    stop_s: float = 900.0
-    """Engines write all ranks' traces before they answer: minutes, for large models."""
-    steps_s: float = 120.0
-    """What a server that counts its own steps may take to come to their end and write them."""
-
-
 def capture_server(
     order: ServerOrder,
     *,
-    patience: Patience = Patience(),  # noqa: B008 (frozen)
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> ServerCapture:
@@ -124,17 +105,14 @@ def capture_server(
     look = _Look(order, sleep, clock)
     before = look.on_for(order.around_s) if look.tells else []
     began = time.time()
-    _post(order, "start_profile", _start_body(order), patience.start_s)
-    if order.steps is None:
-        try:
-            # The profiler's start holds the engine up: no token's wait for it is to count.
-            pause = min(_SETTLE_S, order.seconds * _START_SHARE) if look.tells else 0.0
-            sleep(pause)
-            during = look.on_for(order.seconds - pause)
-        finally:
-            end_profile(order, patience=patience)
-    else:
-        during = _await_steps(order, earlier, patience, look)
+    _post(order, "start_profile", _start_body(order), _START_PATIENCE_S)
+    try:
+        # The profiler's start holds the engine up: no token's wait for it is to count.
+        pause = min(_SETTLE_S, order.seconds * _START_SHARE) if look.tells else 0.0
+        sleep(pause)
+        during = look.on_for(order.seconds - pause)
+    finally:
+        end_profile(order)
     files = tuple(sorted(set(_traces_in(order.out)) - earlier))
     notes = [] if files else [_NO_TRACES[order.kind].format(out=order.out)]
     metrics = None
@@ -152,7 +130,7 @@ def capture_server(
         )
         if files:
             write_server_notes(files[0].parent, metrics)
-    elif order.around_s:
+    else:
         notes.append(_NO_METRICS[order.kind].format(url=order.url.rstrip("/")))
     return ServerCapture(
         kind=order.kind, url=order.url, files=files, note="; ".join(notes), metrics=metrics
@@ -166,12 +144,12 @@ class _Look:
         self, order: ServerOrder, sleep: Callable[[float], None], clock: Callable[[], float]
     ) -> None:
         self.page, self.sleep, self.clock = f"{order.url.rstrip('/')}/metrics", sleep, clock
-        self.tells = order.around_s > 0 and self.once() is not None
+        self.tells = self.once() is not None
 
     def once(self) -> EngineReading | None:
         """Read the page; None where it tells nothing."""
         try:
-            reply = fetch(Request(url=self.page))
+            reply = fetch(self.page)
         except NoAnswer:  # one look that is missing spoils nothing; a server that is gone is told
             return None
         if not reply.ok:
@@ -196,9 +174,9 @@ class _Look:
         return [reading for reading in found if reading is not None]
 
 
-def end_profile(order: ServerOrder, *, patience: Patience = Patience()) -> None:  # noqa: B008 (frozen)
+def end_profile(order: ServerOrder) -> None:
     """End a profile that somebody left on."""
-    _post(order, "stop_profile", None, patience.stop_s)
+    _post(order, "stop_profile", None, _STOP_PATIENCE_S)
 
 
 def _start_body(order: ServerOrder) -> dict[str, Any] | None:
@@ -207,66 +185,25 @@ def _start_body(order: ServerOrder) -> dict[str, Any] | None:
         return None
     return {
         "output_dir": str(order.out.resolve()),
-        "num_steps": order.steps,
         "activities": ["CPU", "GPU"],
         "record_shapes": True,
         "with_stack": False,
     }
 
 
-def _await_steps(
-    order: ServerOrder, earlier: set[Path], patience: Patience, look: _Look
-) -> list[EngineReading]:
-    """Wait until a server has counted its steps and its files grow no more; else end its profile.
-
-    One that wrote its traces elsewhere is done, and refuses: that is no trouble. Returns the looks
-    at it up to the first file: beyond that it profiles no more.
-    """
-    deadline = look.clock() + patience.steps_s
-    before: dict[Path, int] = {}
-    complete = False
-    found: list[EngineReading] = []
-    try:
-        while not complete and look.clock() < deadline:
-            reading = look.once() if look.tells else None
-            traces = (file for file in _traces_in(order.out) if file not in earlier)
-            sizes = {file: size for file in traces if (size := _size(file)) is not None}
-            complete = bool(sizes) and sizes == before
-            before = sizes
-            if not sizes and reading is not None:
-                found.append(reading)
-            if not complete:
-                look.sleep(_POLL_S)
-    finally:
-        if not complete:
-            with contextlib.suppress(CaptureError):
-                end_profile(order, patience=patience)
-    return found
-
-
 def _traces_in(folder: Path) -> list[Path]:
     return [*folder.rglob("*.json.gz"), *folder.rglob("*.json")] if folder.is_dir() else []
 
 
-def _size(file: Path) -> int | None:
-    """Return how long a file is; None where it is gone since it was listed."""
-    try:
-        return file.stat().st_size
-    except OSError:
-        return None
-
-
 def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_s: float) -> None:
     url = f"{order.url.rstrip('/')}/{route}"
-    asked = Request(
-        url=url,
-        method="POST",
-        body=b"" if body is None else json.dumps(body).encode(),
-        headers={} if body is None else {"Content-Type": "application/json"},
-        patience_s=patience_s,
-    )
     try:
-        reply = fetch(asked)
+        reply = fetch(
+            url,
+            body=b"" if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+            patience_s=patience_s,
+        )
     except NoAnswer as error:
         if error.late:
             raise CaptureError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,15 +30,14 @@ def capture(  # noqa: PLR0913 (one argument a setting)
     wait: int = WAIT_STEPS,
     out: str | os.PathLike[str] = DEFAULT_OUT,
     keep: int | None = None,
-    tags: Mapping[str, str] | None = None,
     tokens: int | None = None,
     context_lengths: Sequence[int] | None = None,
     split: Sequence[int] | None = None,
 ) -> Session:
     """Capture a few steps of the loop inside; call `debubble.step()` after each of them.
 
-    `pipeline` is a schedule or a stage of torch.distributed.pipelining, or several stages: its
-    passes are then named in the trace. After `wait` steps, `steps` are timed, `steps` profiled and
+    `pipeline` is a schedule of torch.distributed.pipelining: its passes are then named in the
+    trace. After `wait` steps, `steps` are timed, `steps` profiled and
     `steps` timed again; that every `every` steps, or once. All ranks must call it alike.
     """
     settings = Settings(
@@ -47,7 +46,6 @@ def capture(  # noqa: PLR0913 (one argument a setting)
         wait=wait,
         out=Path(out),
         keep=keep,
-        tags={str(key): str(value) for key, value in (tags or {}).items()},
         tokens=tokens,
         context_lengths=None if context_lengths is None else tuple(context_lengths),
         split=None if split is None else tuple(split),
@@ -67,7 +65,7 @@ def begin(settings: Settings, pipeline: Any, *, done: int = 0) -> Session:
             f"a capture needs torch with its profiler: {error}",
             hint="pip install 'debubble[torch]'",
         ) from error
-    return Session(settings, pipeline, on_enter=_begin, on_exit=_end, done=done)
+    return Session(settings, pipeline, done=done)
 
 
 def step() -> None:
@@ -92,7 +90,8 @@ def say(problem: str) -> None:
         sys.stderr.write(f"debubble: {problem}\n")
 
 
-def _begin(session: Session) -> None:
+def enter(session: Session) -> None:
+    """Let steps be told to a session from here on."""
     global _running  # noqa: PLW0603 (the profiler is one a process, so is this)
     if _running is not None:
         raise CaptureError(
@@ -102,6 +101,7 @@ def _begin(session: Session) -> None:
     _running = session
 
 
-def _end() -> None:
+def leave() -> None:
+    """Let steps be told to nobody."""
     global _running  # noqa: PLW0603
     _running = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -37,6 +37,8 @@ class JobSettings:
     variable: ClassVar[str]
     done: ClassVar[str]
     """What is done to the job, in a word."""
+    traces: ClassVar[str]
+    """The files that come of it."""
     out: Path
 
 
@@ -46,6 +48,7 @@ class Settings(JobSettings):
 
     variable: ClassVar[str] = "DEBUBBLE_CAPTURE"
     done: ClassVar[str] = "captured"
+    traces: ClassVar[str] = "rank*.json.gz"
     steps: int = PROFILED_STEPS
     every: int | None = None
     """Steps from the start of one capture to the start of the next; None for a single capture."""
@@ -54,7 +57,6 @@ class Settings(JobSettings):
     out: Path = DEFAULT_OUT
     keep: int | None = None
     """How many captures stay in the folder; None for all."""
-    tags: Mapping[str, str] = field(default_factory=dict)
     tokens: int | None = None
     """Tokens of one step, over all microbatches."""
     context_lengths: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""What the job says of itself in → the sidecar beside its trace: what the profiler cannot see."""
+"""A job in → the sidecar beside its trace: what the profiler cannot see."""
 
 from __future__ import annotations
 
@@ -8,90 +8,23 @@ import platform
 import re
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from debubble import __version__
-from debubble.capture.files import CaptureFiles
 from debubble.capture.labels import Pipeline
-from debubble.capture.settings import Settings
 
 SCHEMA = "debubble.sidecar/1"
 _STARTED_KEY = "debubble/capture/started"
 _DRIVER = Path("/proc/driver/nvidia/version")
 _DRIVER_VERSION = re.compile(r"\b(\d{3}\.\d[\d.]*)\b")
 _COMMIT = re.compile(r"^[0-9a-f]{40,64}$")
-
-
-@dataclass(slots=True, kw_only=True)
-class Latencies:
-    """How long each step took, without the profiler and under it, in seconds."""
-
-    before: list[float] = field(default_factory=list)
-    profiled: list[float] = field(default_factory=list)
-    after: list[float] = field(default_factory=list)
-
-    def as_data(self) -> dict[str, Any]:
-        """Return them with their medians, and by how much the profiler slowed the job."""
-        unprofiled = median(self.before + self.after) if self.before + self.after else None
-        profiled = median(self.profiled) if self.profiled else None
-        return {
-            "before_s": self.before,
-            "profiled_s": self.profiled,
-            "after_s": self.after,
-            "unprofiled_median_s": unprofiled,
-            "profiled_median_s": profiled,
-            "overhead_fraction": profiled / unprofiled - 1 if profiled and unprofiled else None,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SidecarDraft:
-    """All that is written beside a trace."""
-
-    files: CaptureFiles
-    world_size: int
-    first_step: int
-    labels: str | None
-    pipeline: Pipeline
-    settings: Settings
-    latencies: Latencies
-    power_w: float | None
-    """That the device drew in the steps before the profiler."""
-
-    def write(self) -> None:
-        """Write or rewrite the file; nobody ever sees half of it."""
-        data = {
-            "schema": SCHEMA,
-            "debubble": __version__,
-            "capture": self.files.name,
-            "trace": self.files.trace.name,
-            "rank": self.files.rank,
-            "world_size": self.world_size,
-            "first_step": self.first_step,
-            "written_unix_s": time.time(),
-            "pipeline": {
-                **self.pipeline.describe(self.settings.split),
-                "labels": self.labels,
-            },
-            "workload": {
-                "tokens": self.settings.tokens,
-                "context_lengths": self.settings.context_lengths,
-            },
-            "steps": self.latencies.as_data(),
-            "memory": describe_memory(),
-            "power": {"draw_w": self.power_w},
-            "environment": describe_environment(),
-            "tags": dict(self.settings.tags),
-        }
-        text = json.dumps(data, indent=2)
-        with self.files.replacing(self.files.sidecar) as partial:
-            partial.write_text(text + "\n", "utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +37,34 @@ class RankOfJob:
     """UTC, such as 20260131-235959; one for all ranks."""
 
 
+def describe_job(  # noqa: PLR0913 (one argument for each thing that it says)
+    capture: str,
+    rank: RankOfJob,
+    pipeline: Pipeline,
+    *,
+    split: tuple[int, ...] | None,
+    tokens: int | None,
+    context_lengths: tuple[int, ...] | None = None,
+    steps_s: Mapping[str, Sequence[float]],
+    power_w: float | None = None,
+) -> str:
+    """Return the sidecar of a rank's trace: what the job says of itself, and of its device now."""
+    data = {
+        "schema": SCHEMA,
+        "debubble": __version__,
+        "capture": capture,
+        "rank": rank.rank,
+        "world_size": rank.world_size,
+        "pipeline": pipeline.describe(split),
+        "workload": {"tokens": tokens, "context_lengths": context_lengths},
+        "steps": dict(steps_s),
+        "memory": describe_memory(),
+        "power": {"draw_w": power_w},
+        "environment": _describe_environment(),
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
 def find_rank() -> RankOfJob:
     """Ask torch.distributed, else the launcher's variables; alone, a job is rank 0 of 1."""
     now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -113,8 +74,10 @@ def find_rank() -> RankOfJob:
     # Whoever comes first says when the job began; no rank waits for another.
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    said: bytes = store.compare_set(f"{_STARTED_KEY}/{restarts}", "", now)
-    return RankOfJob(rank=dist.get_rank(), world_size=dist.get_world_size(), started=said.decode())
+    started: bytes = store.compare_set(f"{_STARTED_KEY}/{restarts}", "", now)
+    return RankOfJob(
+        rank=dist.get_rank(), world_size=dist.get_world_size(), started=started.decode()
+    )
 
 
 def uses_cuda() -> bool:
@@ -122,7 +85,8 @@ def uses_cuda() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def describe_environment() -> dict[str, Any]:
+@cache
+def _describe_environment() -> dict[str, Any]:
     """Return what decides whether two captures may be compared."""
     cuda = uses_cuda()
     return {
@@ -199,7 +163,7 @@ def _nccl_version() -> str | None:
 
 def _driver_version() -> str | None:
     try:
-        found = _DRIVER_VERSION.search(_DRIVER.read_text("utf-8"))
+        version = _DRIVER_VERSION.search(_DRIVER.read_text("utf-8"))
     except (OSError, UnicodeDecodeError):
         return None
-    return found[1] if found else None
+    return version[1] if version else None

@@ -6,8 +6,6 @@ import importlib.util
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import click
 
@@ -89,9 +87,7 @@ def _numbers(text: str, what: str) -> tuple[int, ...]:
 @output_option(
     "--out", default="probe.debubble.json", show_default=True, metavar="FILE", help="File to write."
 )
-@output_option(
-    "--tables", metavar="FOLDER", help="Folder for tables of a step of each size, for `plan`."
-)
+@output_option("--table", metavar="OUT", help="CSV file of a simulated step, for `plan`.")
 @force_option
 @plain_output_options
 def command(  # noqa: PLR0913 (one argument a flag)
@@ -107,7 +103,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
     limit_bytes: int | None,
     optimizer: float,
     out: str,
-    tables: str | None,
+    table: str | None,
     force: bool,
     manners: Manners,
 ) -> None:
@@ -141,19 +137,21 @@ def command(  # noqa: PLR0913 (one argument a flag)
     probe = read_probe(file)
     limit = probe.device_bytes if limit_bytes is None else limit_bytes
     pipelines = Pipelines(probe=probe, wire=wire, optimizer_bytes=optimizer, limit_bytes=limit)
-    following = f"debubble probe {shlex.quote(file)} --stages {stages} --tables steps"
-    if tables is not None:
-        usual = Setting(
-            stages=ranks[0],
-            microbatches=counts[0],
-            tokens=probe.sizes[-1],
-            schedule="1f1b" if probe.trains else "forward-only",
+    following = f"debubble probe {shlex.quote(file)} --stages {stages} --table step.csv"
+    place = place_for(table, force=force)
+    if place is not None:
+        step = pipelines.simulate(
+            Setting(
+                stages=ranks[0],
+                microbatches=counts[0],
+                tokens=probe.sizes[-1],
+                schedule="1f1b" if probe.trains else "forward-only",
+            )
         )
-        split = tuple(pipelines.simulate(usual).part.split)
-        files = _write_tables(pipelines, replace(usual, split=split), Path(tables), force=force)
-        written += files
-        layers = ",".join(map(str, split))
-        following = f"debubble plan {files[-1]} --layers {layers}"
+        write_file(place, write_table(step.program, step.times, step.message_bytes).encode())
+        written.append(str(place))
+        layers = ",".join(map(str, step.part.split))
+        following = f"debubble plan {shlex.quote(str(place))} --layers {layers}"
     with progress("simulating", manners):
         answer = pipelines.answer(ranks, counts, written)
     print_answer(probe_page(answer, manners.hint(following)), answer, manners)
@@ -187,15 +185,3 @@ def _time(model: str, words: list[str]) -> None:
             f"the model was not timed: {problem}",
             hint="MODEL returns its modules and a function from tokens to a batch",
         )
-
-
-def _write_tables(pipelines: Pipelines, usual: Setting, folder: Path, *, force: bool) -> list[str]:
-    """Write a step of each size that was timed, all cut alike."""
-    folder.mkdir(parents=True, exist_ok=True)
-    sizes = pipelines.probe.sizes
-    places = [place_for(str(folder / f"tokens_{tokens}.csv"), force=force) for tokens in sizes]
-    for tokens, place in zip(sizes, places, strict=True):
-        step = pipelines.simulate(replace(usual, tokens=tokens))
-        table = write_table(step.program, step.times, step.message_bytes)
-        write_file(Path(str(place)), table.encode())
-    return list(map(str, places))

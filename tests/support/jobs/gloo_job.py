@@ -43,7 +43,7 @@ def run(settings, rank):
     stages, schedule = build(settings, rank)
     weights = [weight for stage in stages for weight in stage.submod.parameters()]
     optimizer = torch.optim.SGD(weights, lr=0.1)
-    given = {"schedule": schedule, "stage": stages[0], None: None}[settings.get("give")]
+    given = schedule if settings.get("give") == "schedule" else None
     wanted = settings.get("capture")
     around = nullcontext() if wanted is None else debubble.capture(given, **wanted)
     history = []

@@ -32,7 +32,7 @@ from debubble.annexes.meter.record import (
     Recorder,
     Row,
 )
-from debubble.capture.hooks import after_import
+from debubble.capture.hooks import after_import, wrap
 from debubble.capture.labels import PASSES as METHODS
 from debubble.capture.labels import read_pass
 
@@ -156,8 +156,8 @@ class Hooks:
         base = module._PipelineStageBase  # noqa: SLF001 (no public class has all stages)
         for method, (kind, keyword) in METHODS.items():
             around = partial(self._around_stage_pass, kind=kind, keyword=keyword)
-            self._wrap(base, method, around)
-        self._wrap(base, "forward_maybe_with_nosync", partial(self._around_work, kinds="F"))
+            wrap(base, method, around, self._undo)
+        wrap(base, "forward_maybe_with_nosync", partial(self._around_work, kinds="F"), self._undo)
 
     def _around_stage_pass(self, original: _Call, *, kind: str, keyword: str) -> _Call:
         """Stand around a pass as `_wrap_pass` does, in one call: between passes caches are cold."""
@@ -211,11 +211,11 @@ class Hooks:
 
             return compute_loss
 
-        self._wrap(module._PipelineSchedule, "_maybe_compute_loss", around)  # noqa: SLF001
+        wrap(module._PipelineSchedule, "_maybe_compute_loss", around, self._undo)  # noqa: SLF001
 
     def _hook_autograd(self, module: ModuleType) -> None:
         """Time a backward pass where autograd works: around it, frameworks walk graphs."""
-        self._wrap(module, "_engine_run_backward", partial(self._around_work, kinds="BIW"))
+        wrap(module, "_engine_run_backward", partial(self._around_work, kinds="BIW"), self._undo)
 
     def _around_work(self, original: _Call, *, kinds: str) -> _Call:
         recorder = self.recorder
@@ -296,7 +296,7 @@ class Hooks:
                 for instruction, call in carried_out.items()
             }
 
-        self._wrap(module.PipelineEngine, "_INSTRUCTION_MAP", around)
+        wrap(module.PipelineEngine, "_INSTRUCTION_MAP", around, self._undo)
 
     def _hook_optimizers(self, module: ModuleType) -> None:
         """Time the optimizer: it lies outside the pipeline's window, and inside the step."""
@@ -330,7 +330,7 @@ class Hooks:
         tell: Callable[..., tuple[str, int, int]],
         after: Callable[[Row, Any], None] | None = None,
     ) -> None:
-        self._wrap(owner, method, lambda original: self._timed(original, tell, after))
+        wrap(owner, method, lambda original: self._timed(original, tell, after), self._undo)
 
     def _timed(
         self,
@@ -364,11 +364,11 @@ class Hooks:
 
     def _hook_messages(self, module: ModuleType) -> None:
         group, work = module.ProcessGroup, module.Work
-        self._wrap(group, "send", partial(self._around_post, is_send=True))
-        self._wrap(group, "recv", partial(self._around_post, is_send=False))
-        self._wrap(group, "_start_coalescing", self._around_start)
-        self._wrap(group, "_end_coalescing", self._around_end)
-        self._wrap(work, "wait", self._around_wait)
+        wrap(group, "send", partial(self._around_post, is_send=True), self._undo)
+        wrap(group, "recv", partial(self._around_post, is_send=False), self._undo)
+        wrap(group, "_start_coalescing", self._around_start, self._undo)
+        wrap(group, "_end_coalescing", self._around_end, self._undo)
+        wrap(work, "wait", self._around_wait, self._undo)
 
     def _around_post(self, original: _Call, *, is_send: bool) -> _Call:
         recorder = self.recorder
@@ -461,25 +461,6 @@ class Hooks:
             return result
 
         return wait
-
-    def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-        """Put a function, or a table of them, in place of another, until the meter ends."""
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        stored = vars(owner).get(name)
-        put = around(original)
-        setattr(owner, name, put)
-
-        def restore() -> None:
-            if vars(owner).get(name) is not put:
-                return  # somebody else stands around it by now: ours stays, and does nothing
-            if stored is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, stored)
-
-        self._undo.callback(restore)
 
 
 def _first_tensor(parts: Any) -> Any:

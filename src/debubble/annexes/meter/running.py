@@ -13,7 +13,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any
@@ -32,31 +31,32 @@ from debubble.annexes.meter.figures import (
 )
 from debubble.annexes.meter.hooks import Hooks, find_place
 from debubble.annexes.meter.output import (
-    Segment,
     Table,
-    scalar_logger,
     scalars_of,
     show_line,
     show_metrics,
     write_metrics,
-    write_segment,
 )
 from debubble.annexes.meter.record import Recorder, Step
+from debubble.annexes.meter.session import Logger
 from debubble.annexes.meter.settings import CAPTURES, Settings
-from debubble.annexes.meter.trigger import (
-    Agreement,
-    TriggeredCapture,
-    asked_by_file,
-)
+from debubble.annexes.meter.trigger import Agreement, asked_by_file
 from debubble.capture.labels import Pipeline, find_pipeline
-from debubble.capture.session import describe, say
+from debubble.capture.recording import Session
+from debubble.capture.session import begin, describe, say
+from debubble.capture.settings import Settings as CaptureSettings
 from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
 
-_TOLD = "debubble/meter/told"
+_REPORTS = "debubble/meter/told"
+# How often ranks tell each other, and metrics are written; and how often a line goes to the log,
+# and scalars to the logger.
+TELL_S, LINE_S = 1.0, 60.0
+# How long the end of the job waits for a logger or a disk that hangs.
+CLOSE_S = 5.0
+# How many captures stay: traces of six steps take megabytes a rank.
+KEPT_CAPTURES = 3
 # A job of thousands of ranks tells less often: all of them ask one store.
 _TELL_S_PER_RANK = 0.01
-# Segments that wait for a disk that is slower than the job; older ones are dropped.
-_MOST_SEGMENTS = 8
 # Steps that wait to be read before the meter's thread is woken for them.
 _READ_STEPS = 16
 # At the end, for a device to come to it: ten times as long at most.
@@ -71,7 +71,7 @@ class Meter:
         self,
         settings: Settings,
         *,
-        logger: Any = None,
+        logger: Logger | None = None,
         undo: ExitStack | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -79,23 +79,21 @@ class Meter:
         self.problem: str | None = None
         """Why the meter is silent, where it is."""
         self._clock = clock
-        self._log_scalars = None if logger is None else scalar_logger(logger)
+        self._logger = logger
         self._recorder = Recorder()
         self._hooks = Hooks(self._recorder, self.fail)
         self._harmless = self._hooks.harmless
         self._pipeline = Pipeline()
-        self._pipeline_object: Any = None
         self._job: RankOfJob | None = None
         self._table: Table | None = None
         self._own: RankFigures | None = None
         self._agreement: Agreement | None = None
-        self._capture: TriggeredCapture | None = None
+        self._capture: Session | None = None
         self._captures = 0
         self._undisturbed = 0
         self._memory = -1
         self._device: int | None = None
-        self._told: dict[int, RankReport] = {}
-        self._segments: deque[Segment] = deque(maxlen=_MOST_SEGMENTS)
+        self._reports: dict[int, RankReport] = {}
         self._wanted = threading.Event()
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -183,7 +181,7 @@ class Meter:
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(self.settings.close_s)
+            self._thread.join(CLOSE_S)
         if self._thread is None or not self._thread.is_alive():
             self._write_the_last()
         self._fall_silent()
@@ -195,18 +193,17 @@ class Meter:
             if not self._recorder.pending:
                 break
             time.sleep(_LAST_LOOK_S)
-        last = self._table.close() if self._table is not None else None
-        if last is not None:
-            self._segments.append(last)
-        self._write_segments()
+        if self._table is not None:
+            self._table.write()
 
     def look_at(self, pipeline: Any) -> None:
         """Take a schedule for what it says of itself."""
         if pipeline is None:
             return
-        self._pipeline, self._pipeline_object = find_pipeline(pipeline), pipeline
-        self._hooks.place = find_place(getattr(self._pipeline.stages[0], "group", None))
-        self._hooks.stages.update(self._pipeline.held_stages)
+        self._pipeline = find_pipeline(pipeline)
+        stages = self._pipeline.stages
+        self._hooks.place = find_place(getattr(stages[0], "group", None))
+        self._hooks.stages.update(int(stage.stage_index) for stage in stages)
 
     def fail(self, error: Exception) -> None:
         """Say once what went wrong, and be silent from here on.
@@ -236,7 +233,7 @@ class Meter:
         store = None
         if dist.is_available() and dist.is_initialized():
             store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 (no public way to it)
-        self._agreement = Agreement(store, job.world_size, self.settings.every_s)
+        self._agreement = Agreement(store, job.world_size)
         if uses_cuda():
             self._device = torch.cuda.current_device()
         self._thread = threading.Thread(target=self._run, name="debubble-meter", daemon=True)
@@ -255,9 +252,7 @@ class Meter:
         if step.number % self.settings.segment == 0 and not self._recorder.on_host:
             self._memory = torch.cuda.max_memory_allocated()
         place = self._hooks.place
-        done = self._table.add(step, 0 if place is None else place.pipeline, self._memory)
-        if done is not None:
-            self._segments.append(done)
+        self._table.add(step, 0 if place is None else place.pipeline, self._memory)
         disturbed = self._capture is not None or step.number < self._undisturbed
         if self._own.take(figures, disturbed=disturbed) and self.settings.on_drift:
             self._wanted.set()
@@ -266,7 +261,9 @@ class Meter:
         """Begin a capture at the step that was agreed on, or go on with one."""
         number, agreement = self._recorder.number, self._agreement
         if self._capture is not None:
-            if not self._capture.step():
+            self._capture.step()
+            if self._capture.finished:
+                self._capture.close()
                 self._capture = None
                 self._undisturbed = number + 1
             return
@@ -275,13 +272,10 @@ class Meter:
         if number > agreement.step:
             _log.warning("debubble meter: step %d was to be captured, and is past", agreement.step)
         else:
-            self._capture = TriggeredCapture(
-                self.settings.out / CAPTURES,
-                self.settings.steps,
-                self.settings.captures,
-                self._pipeline_object,
-                number,
+            settings = CaptureSettings(
+                wait=number, out=self.settings.out / CAPTURES, keep=KEPT_CAPTURES
             )
+            self._capture = begin(settings, self._pipeline.schedule, done=number).__enter__()
             self._captures += 1
         agreement.take()
 
@@ -289,19 +283,17 @@ class Meter:
 
     def _run(self) -> None:
         next_look = next_told = next_line = self._clock()
-        next_line += self.settings.line_s
+        next_line += LINE_S
         first = 0
         try:
             if self._device is not None:  # a thread begins on the first, and would open it
                 torch.cuda.set_device(self._device)
-            tell_s = self.settings.tell_s
-            poll_s = self._agreement.poll_s if self._agreement is not None else tell_s
+            poll_s = self._agreement.poll_s if self._agreement is not None else TELL_S
             world_size = self._job.world_size if self._job is not None else 1
             while not self._stop.is_set():
                 self._wake.wait(poll_s)
                 self._wake.clear()
                 self._read()
-                self._write_segments()
                 now = self._clock()
                 if now >= next_look:
                     self._ask_and_listen()
@@ -309,18 +301,12 @@ class Meter:
                 if now >= next_told:
                     self._tell()
                     write_metrics(self.settings.out, self._rank, self.metrics())
-                    next_told = now + max(tell_s, world_size * _TELL_S_PER_RANK)
+                    next_told = now + max(TELL_S, world_size * _TELL_S_PER_RANK)
                 if now >= next_line:
                     first = self._say_line(first)
-                    next_line = now + self.settings.line_s
+                    next_line = now + LINE_S
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
-
-    def _write_segments(self) -> None:
-        while self._segments:
-            write_segment(
-                self.settings.out, self._rank, self._segments.popleft(), self.settings.keep
-            )
 
     def _ask_and_listen(self) -> None:
         agreement, own = self._agreement, self._own
@@ -336,17 +322,17 @@ class Meter:
 
     def _tell(self) -> None:
         """Tell the other ranks of the pipeline, and hear what they told."""
-        told = None if self._own is None else self._own.tell()
-        if told is None:
+        if self._own is None or not self._own.recent:
             return
-        self._told[told.rank] = told
+        report = self._own.report()
+        self._reports[report.rank] = report
         place, store = self._hooks.place, None if self._agreement is None else self._agreement.store
         if store is None or place is None:
             return
-        store.set(f"{_TOLD}/{told.rank}", told.to_text())
+        store.set(f"{_REPORTS}/{report.rank}", report.to_text())
         for rank in place.ranks:
-            if rank != told.rank and store.check([f"{_TOLD}/{rank}"]):
-                self._told[rank] = RankReport.from_text(store.get(f"{_TOLD}/{rank}"))
+            if rank != report.rank and store.check([f"{_REPORTS}/{rank}"]):
+                self._reports[rank] = RankReport.from_text(store.get(f"{_REPORTS}/{rank}"))
 
     def _say_line(self, first: int) -> int:
         """Write the line of the log, and the scalars; return where the next begins."""
@@ -358,31 +344,31 @@ class Meter:
         if place is None or place.rank == place.ranks[0]:
             line = show_line(first, last, self.bubble(), figures, self.straggler())
             _log.info("debubble meter: %s", line)
-        if self._log_scalars is not None:
+        if self._logger is not None:
             try:
-                self._log_scalars(scalars_of(figures), last)
+                self._logger(scalars_of(figures), last)
             except Exception as error:  # noqa: BLE001 (a logger that fails is asked no more)
-                self._log_scalars = None
+                self._logger = None
                 say(f"the meter's logger is asked no more: {describe(error)}")
         return last + 1
 
     def _figures(self) -> list[Figure]:
         own = self._own
-        found = [] if own is None else own.figures()
+        figures = [] if own is None else own.figures()
         bubble, straggler = self.bubble(), self.straggler()
         if bubble is not None:
-            found.append(Figure("bubble_fraction", {}, bubble))
+            figures.append(Figure("bubble_fraction", {}, bubble))
         if straggler is not None:
             rank = {"straggler": str(straggler.rank)}
-            found.append(Figure("straggler_slower_fraction", rank, straggler.slower_by))
+            figures.append(Figure("straggler_slower_fraction", rank, straggler.slower_by))
         if self._memory >= 0:
-            found.append(Figure("peak_memory_bytes", {}, float(self._memory)))
-        found += [
+            figures.append(Figure("peak_memory_bytes", {}, float(self._memory)))
+        figures += [
             Figure("steps_total", {}, float(self._recorder.number)),
             Figure("left_out_total", {}, float(self._recorder.left_out)),
             Figure("captures_total", {}, float(self._captures)),
         ]
-        return found
+        return figures
 
     def metrics(self) -> str:
         """Return the figures of this rank in the text format of Prometheus."""
@@ -396,8 +382,8 @@ class Meter:
 
     def _of_pipeline(self) -> list[RankReport]:
         place = self._hooks.place
-        members = self._told if place is None else place.ranks
-        return [self._told[rank] for rank in sorted(members) if rank in self._told]
+        members = self._reports if place is None else place.ranks
+        return [self._reports[rank] for rank in sorted(members) if rank in self._reports]
 
 
 def _silence(meter: Meter | None) -> None:

@@ -7,7 +7,7 @@ outside loads it itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from debubble.errors import MissingExtra
 if TYPE_CHECKING:
     from debubble.annexes.meter.running import Meter
 
+Logger = Callable[[Mapping[str, float], int], object]
+
 
 def meter(  # noqa: PLR0913 (one argument a setting)
     *,
@@ -27,25 +29,21 @@ def meter(  # noqa: PLR0913 (one argument a setting)
     segment: int = USUAL.segment,
     keep: int = USUAL.keep,
     on_drift: bool = True,
-    captures: int = USUAL.captures,
-    every_s: float = USUAL.every_s,
-    logger: Any = None,
+    logger: Logger | None = None,
     tokens: int | None = None,
     split: Sequence[int] | None = None,
 ) -> Meter:
     """Meter this job from here on; returns a `Meter`, which need not be kept.
 
     Steps of torch.distributed.pipelining's schedules and of optimizers are found by themselves; a
-    loop of your own says its passes and steps: `with meter.forward(0): …`, `meter.step()`. Nothing
-    that goes wrong in it reaches the job.
+    loop of your own says its passes and steps: `with meter.forward(0): …`, `meter.step()`. `logger`
+    is called with scalars by name and a step. Nothing that goes wrong in it reaches the job.
     """
     settings = Settings(
         out=Path(out),
         segment=segment,
         keep=keep,
         on_drift=on_drift,
-        captures=captures,
-        every_s=every_s,
         tokens=tokens,
         split=None if split is None else tuple(split),
     )
@@ -68,7 +66,7 @@ def install() -> None:
 class MeterBeat(Beat):
     """The beat of a job that is metered."""
 
-    def __init__(self, settings: Settings, logger: Any) -> None:
+    def __init__(self, settings: Settings, logger: Logger | None) -> None:
         super().__init__()
         self.settings = settings
         self.logger = logger

@@ -25,7 +25,7 @@ from debubble.annexes.tune.process import guarded, run_guarded, say_failure
 from debubble.annexes.tune.setting import TRACES, Setting, fill_words
 from debubble.annexes.tune.standing import Candidate, Candidates, Standing
 from debubble.annexes.tune.task import Limits, Server, Task
-from debubble.capture.fetch import NoAnswer, Request, fetch
+from debubble.capture.fetch import NoAnswer, fetch
 from debubble.capture.files import prepare_out
 from debubble.capture.server import ServerOrder, capture_server
 from debubble.errors import DebubbleError, TuneError
@@ -61,7 +61,7 @@ def answers(server: Server) -> bool:
     """Tell whether a server is ready to serve."""
     for route in ("health", "v1/models"):
         try:
-            reply = fetch(Request(url=f"{server.url.rstrip('/')}/{route}"))
+            reply = fetch(f"{server.url.rstrip('/')}/{route}")
         except NoAnswer:
             return False
         if reply.status != 404:

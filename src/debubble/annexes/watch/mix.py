@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from debubble.annexes.drift import REFERENCE
-from debubble.capture.fetch import NoAnswer, Request, fetch
+from debubble.capture.fetch import NoAnswer, fetch
 from debubble.errors import CaptureError
 from debubble.measure.measurement import context_bucket
 from debubble.trace.server_notes import WAITING, samples_of, total_of
@@ -40,7 +40,7 @@ class ServerMetrics:
 def ask_server(url: str) -> ServerMetrics:
     """Read an engine's metrics; one that has none tells nothing."""
     try:
-        reply = fetch(Request(url=f"{url.rstrip('/')}/metrics"))
+        reply = fetch(f"{url.rstrip('/')}/metrics")
     except NoAnswer as error:
         raise CaptureError(error.message, hint="does the server run?") from error
     if not reply.ok:
@@ -109,12 +109,12 @@ class Mix:
 
 def advance(mix: Mix, counts: Counts, reference: int = REFERENCE) -> Mix:
     """Take one more capture in."""
-    mine = {bucket: float(count) for bucket, count in counts.items() if count > 0}
-    if not mine:
+    capture = {bucket: float(count) for bucket, count in counts.items() if count > 0}
+    if not capture:
         return mix
     if len(mix.reference) < reference:
-        return replace(mix, reference=(*mix.reference, mine))
-    return replace(mix, recent=(*mix.recent, mine)[-WINDOW:])
+        return replace(mix, reference=(*mix.reference, capture))
+    return replace(mix, recent=(*mix.recent, capture)[-WINDOW:])
 
 
 def moved(mix: Mix) -> bool:
