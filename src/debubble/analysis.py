@@ -18,8 +18,7 @@ from debubble.ledger.ledger import MATTERS, Ledger, job_around
 from debubble.ledger.verdict import Bottleneck, MainCause, find_bottleneck, name_causes
 from debubble.links.hop_times import Hop, Past
 from debubble.links.wiring import Wiring, read_topologies, read_wiring
-from debubble.measure.measurement import Measurement, measure_run
-from debubble.measure.numbers import Numbers, numbers_of
+from debubble.measure.measurement import Measurement, Numbers, measure_run, numbers_of
 from debubble.measure.worth import Rates, Tariff, count_rates
 from debubble.plan.ask import WhatIfAnswer, ask
 from debubble.plan.baseline import Baseline, measure_baseline
@@ -289,7 +288,6 @@ class Analysis:
                 framework=None if framework == ANY else framework,
                 barred=barred,
                 hold=hold,
-                empty_ends=True,
             ),
             search=search,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.measure.comparison import Verdict
+from debubble.measure.compare import Verdict
 from debubble.report.answers.compare import (
     CompareAnswer,
     HistoryAnswer,

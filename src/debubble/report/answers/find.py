@@ -9,7 +9,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.errors import Code
-from debubble.measure.numbers import Numbers
+from debubble.measure.measurement import Numbers
 from debubble.measure.worth import Rates, Tariff
 from debubble.report.answers.base import (
     Answer,
