@@ -14,7 +14,6 @@ import debubble
 from debubble.errors import Code
 from debubble.report.answers.base import AnswerWarning, json_text
 from debubble.report.answers.brief import SELECTED, brief_of
-from debubble.report.answers.compare import answer_history
 from debubble.report.answers.schema import ANSWERS, schema_of
 
 FIND_BYTES, PLAN_BYTES = 3_000, 4_000
@@ -86,11 +85,6 @@ def test_a_thousand_warnings_of_a_code_are_one():
     assert len(json_text(brief, compact=True)) < FIND_BYTES
     [warning] = brief["warnings"]
     assert (warning["code"], warning["n"]) == ("unreadable", 1000)
-
-
-def test_an_answer_without_a_brief_form_is_given_whole():
-    whole = answer_history([])
-    assert brief_of(whole) == whole.to_dict()
 
 
 @pytest.mark.parametrize("answer", SELECTED, ids=lambda answer: answer.__name__)

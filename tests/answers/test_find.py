@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 from support.traces.read_once import analyse_recording, read_recording
 from support.traces.recordings import H200
 
 from debubble.analysis import Analysis
 from debubble.measure.worth import Tariff, count_rates
-from debubble.report.answers.find import FindAnswer, answer_find
+from debubble.report.answers.find import answer_find
 from debubble.report.find import find_page
 from debubble.timeline.fleet.survey import Question, measure_run
-from debubble.units import show_bytes, show_price
+from debubble.units import show_price
 
 
 @pytest.fixture(scope="module", params=["1f1b_p3_m7", "fwd_closed_m4"])
@@ -114,12 +113,3 @@ def test_ranks_of_their_own_devices_count_each_and_those_on_a_cpu_do_not():
     assert (whole.gpus, whole.watts_per_gpu) == (4, 300.0)  # with the one that has no trace
     assert whole.worth_of(0.5).kwh_per_day == pytest.approx(0.3 * 24 * 4 / 2)
     assert counted(device=("", -1)) is None
-
-
-def test_what_a_microbatch_in_flight_takes_is_printed(data):
-    answer = msgspec.convert(data, FindAnswer)
-    table = next(table for table in find_page(answer).tables if table.title == "memory, by rank")
-    column = table.columns.index("a microbatch in flight")
-    assert [row[column] for row in table.rows] == [
-        show_bytes(rank.per_microbatch_bytes) for rank in answer.memory
-    ]

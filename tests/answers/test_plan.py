@@ -11,7 +11,6 @@ from support.traces.recordings import H200
 
 from debubble import api
 from debubble.errors import UsageError
-from debubble.report.answers.find import answer_find
 from debubble.report.plan import plan_page
 from debubble.units import show_seconds
 
@@ -39,10 +38,6 @@ def test_text_and_data_carry_the_same_numbers(found):
     best = next(one for one in data["options"] if one["recommended"])
     assert show_seconds(best["numbers"]["batch_latency_s"]) in data["verdict"]
     assert f"{100 * best['throughput_gain_fraction']:+.0f} %" in data["verdict"]
-
-
-def test_a_hop_is_that_of_find(run, found):
-    assert found.hops == answer_find(run).hops
 
 
 def test_no_framework_of_that_name_is_refused_and_not_left_out(run):

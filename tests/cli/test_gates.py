@@ -57,7 +57,7 @@ def test_no_pipeline_is_answered_and_not_judged(tmp_path):
 
 
 def test_hops_that_are_all_unknown_do_not_pass(tmp_path):
-    words = "debubble links tests/data/links/sendrecv_2ranks.json --fail-on slow"
+    words = "debubble links tests/data/links/sendrecv_2ranks.txt --fail-on slow"
     answer = type_command(words, tmp_path)
     assert "error: --fail-on slow cannot be judged" in answer.text
     assert answer.code == 2

@@ -6,7 +6,7 @@ import pytest
 from support.services.console import type_command
 
 H200 = "tests/data/h200"
-LOG = "tests/data/links/sendrecv_2ranks.json"
+LOG = "tests/data/links/sendrecv_2ranks.txt"
 
 
 def said(words, folder):
@@ -66,7 +66,7 @@ def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):
 @pytest.mark.parametrize(
     ("words", "content"),
     [
-        ("watch --config deep --check", 'lock = {}\n[[source]]\nname = "a"\nfolder = "."\n'),
+        ("watch --config deep --check", 'store = {}\n[[source]]\nname = "a"\nfolder = "."\n'),
         ("watch --config deep --check", "{} = 5"),
         ("links deep.json", '{{"schema": "debubble.links.measured/1", "pairs": {}}}'),
         ("links deep.json", '{{"results": {}}}'),

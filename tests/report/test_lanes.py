@@ -60,12 +60,6 @@ def test_passes_of_another_step_are_in_lower_case():
     assert drawn(a_timeline(passes), step=1)[0].startswith("step 1;")
 
 
-def test_only_the_last_digit_of_a_number_is_shown_and_the_legend_says_so():
-    lines = drawn(a_timeline([(0, 0, "F", 12, 0, 0, 40)], stages=((0,),)))
-    assert set(lines[2].removeprefix("    mb ")) == {"2"}
-    assert lines[-1] == "numbers: last digit"
-
-
 def test_the_command_line_draws_below_its_answer(tmp_path):
     words = "debubble find tests/data/h200/1f1b_p2_m4 --timeline --step 3"
     lines = type_command(words, tmp_path).text.splitlines()

@@ -113,25 +113,3 @@ def test_slow_hops_are_said_the_first_as_the_answer_and_who_is_ill():
     assert second.startswith("hop 1 → 0 ")
     assert "rank 1 is slow with others, too" in second
     assert len(page.tables[0].rows) == 3
-
-
-@pytest.mark.parametrize(
-    ("verdicts", "said"),
-    [
-        ([], "No hop was measured."),
-        ([Verdict.HEALTHY, Verdict.HEALTHY], "2 hops healthy."),
-        ([Verdict.HEALTHY, Verdict.UNKNOWN], "1 hop healthy; 1 unknown."),
-        ([Verdict.UNKNOWN], "Unknown: takes 4.0 times as long as its peers."),
-    ],
-)
-def test_the_answer_counts_what_is_healthy_and_what_is_unknown(verdicts, said):
-    hops = [hop(rank, rank + 1, verdict) for rank, verdict in enumerate(verdicts)]
-    assert live_page(answer_live(measured(*hops), hops, ())).answer == said
-
-
-def test_a_hop_that_was_not_measured_both_ways_has_a_dash_and_a_null():
-    hops = [hop(0, 1, both=False)]
-    row = live_page(answer_live(measured(*hops), hops, ())).tables[0].rows[0]
-    assert row[1:4] == ("977 KiB", "1.00 ms", "1.00 GB/s")
-    data = answer_live(measured(*hops), hops, ()).to_dict()["hops"][0]
-    assert (data["both_ways_bytes_per_s"], data["ladder"][0]["both_ways_s"]) == (None, None)

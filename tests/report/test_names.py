@@ -8,11 +8,10 @@ from dataclasses import replace
 
 from support.measurements import sampled
 
-from debubble.measure.compare import compare
-from debubble.measure.store import Record
+from debubble.measure.measurement import Record
 from debubble.report.answers.base import json_text
-from debubble.report.answers.compare import answer_compare, answer_history
-from debubble.report.compare import compare_page, history_page
+from debubble.report.answers.compare import answer_history
+from debubble.report.compare import history_page
 from debubble.report.text import Page, Table, as_markdown
 
 EVIL = "\x1b[31mred\x1b[0m\r\n# head\n<img src=x onerror=a()>\u202e\u2066gnp.exe|[a](javascript:x)"
@@ -34,12 +33,6 @@ def check_markdown(drawn):
     assert "\n# head" not in drawn
     assert not re.search(r"(?<!\\)<img", outside)
     assert not re.search(r"(?<!\\)\[a\](?<!\\)\(", outside)
-
-
-def test_a_comparison_as_markdown_obeys_no_name():
-    before, after = sampled([0.1] * 6, schedule=EVIL), sampled([0.1] * 6, schedule="1f1b")
-    page = compare_page(answer_compare(compare(before, after), []), f"debubble find '{EVIL}'")
-    check_markdown(as_markdown(page))
 
 
 def test_every_part_of_a_page_as_markdown_obeys_no_name():

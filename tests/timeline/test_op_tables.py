@@ -104,16 +104,6 @@ def figures_of(timeline):
     return figures.bubble_fraction, figures.batch_latency_ns
 
 
-@pytest.mark.parametrize("behind", [2, -2, 500])
-def test_clocks_of_hosts_are_laid_together_by_the_order_of_passes(tmp_path, behind):
-    sound = table(tmp_path, trained(lasts=uneven))
-    late = lambda stage, *_: -behind * stage  # noqa: E731
-    timeline = table(tmp_path, trained(late=late, lasts=uneven))
-    assert timeline.gaps == ()
-    assert figures_of(timeline) == figures_of(sound)
-    assert [rank.clock_offset_ns for rank in timeline.ranks] == [0, behind * 1000]
-
-
 def test_passes_of_a_rank_may_run_at_once_and_count_once(tmp_path):
     """DualPipe runs a forward and a backward pass together; their kernels share the device."""
     rows = ["0,0,0,0,F,0,10", "0,0,0,1,F,10,10", "0,0,0,0,B,12,10", "0,0,0,1,B,22,10"]

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from debubble.cli import own_words
+from debubble.cli import EXIT_NO_ANSWER, own_words
 from debubble.errors import Code, Gap, UsageError
 from debubble.trace.source import is_url
 from debubble.units import parse_memory, parse_price, write_file
@@ -189,7 +189,6 @@ def typed_questions() -> str:
 
 # A progress bar for anything that takes longer than a moment.
 _PATIENCE_S = 2.0
-EXIT_STRICT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -387,7 +386,7 @@ def drawing_width() -> int:
 def exit_strictly(gaps: Sequence[Gap | AnswerWarning], manners: Manners) -> None:
     """Exit with 2 where there are warnings and the user asked for that."""
     if manners.strict and gaps:
-        raise click.exceptions.Exit(EXIT_STRICT)
+        raise click.exceptions.Exit(EXIT_NO_ANSWER)
 
 
 def finish(page: Page, answer: Answer | dict[str, Any], manners: Manners) -> None:

@@ -714,7 +714,7 @@ _DEVICES_A_HOST = 8
 def nccl_command(here: RankTimeline, there: RankTimeline, message_bytes: int) -> str:
     """Write the command for two ranks: messages both ways at once, at the job's own size."""
     size = f"-b {message_bytes} -e {message_bytes}" if message_bytes > 0 else _UNKNOWN_SIZE
-    out = f"-J hop_{here.rank}_{there.rank}.json"
+    out = f"| tee hop_{here.rank}_{there.rank}.txt"
     words = f"{size} {_ITERATIONS} {out}"
     (host, device), (other_host, other_device) = here.device, there.device
     if host != other_host:

@@ -28,7 +28,16 @@ from debubble.report.answers.ledger import (
 from debubble.report.answers.links import HopPart
 from debubble.report.answers.microbatches import say_microbatches
 from debubble.report.answers.replicas import ReplicasPart
-from debubble.report.text import FEW, STANDING_OUT, Page, Table, fold, show_sizes
+from debubble.report.text import (
+    FEW,
+    MOST_FINDINGS,
+    NOTHING,
+    STANDING_OUT,
+    Page,
+    Table,
+    fold,
+    show_sizes,
+)
 from debubble.serving.hosts import HostTime
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (
@@ -50,12 +59,7 @@ from debubble.units import (
 )
 
 # Pipelines of one job that differ by less take as long: steps vary by as much.
-_SEVERAL, _SLOWER = 2, 0.02
-# Bullets of the short answer.
-_MOST_FINDINGS = 5
-# A cause that takes less of every rank shares a row with others.
-_SMALL = 0.02
-_NOTHING = 0.0005
+_SLOWER = 0.02
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 # As many ranks as fit beside each other on a terminal.
@@ -74,12 +78,12 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
     """
     page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
     page.findings = _findings(answer, answer.named)
-    causes = [_cause_table(answer.ledger, answer, small=details)] if answer.ledger else []
+    causes = [_cause_table(answer.ledger, answer)] if answer.ledger else []
     if not details:
         # What two causes cost together says what each of them does.
         joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
         named = [named for named in answer.named if named.cause not in joint]
-        page.findings = _findings(answer, named)[:_MOST_FINDINGS]
+        page.findings = _findings(answer, named)[:MOST_FINDINGS]
         page.tables = causes or [_stage_table(answer.stages)]
         ran, times = _say_run(answer), _say_job(answer)
         page.notes = [ran, times] if ";" in times else [f"{ran}; {times}"]
@@ -124,11 +128,7 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     sentences = [f"{named.sentence}." for named in causes]
     if answer.bottleneck is not None:
         sentences.insert(0, f"{answer.bottleneck.sentence}.")
-    if answer.ledger is not None and any(
-        pipeline.missing_ranks
-        for pipeline in answer.pipelines
-        if pipeline.pipeline == answer.shown_pipeline
-    ):
+    if answer.ledger is not None and answer.shown.missing_ranks:
         sentences.append(f"{WITHOUT_TRACE}.")
     findings = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in sentences]
     if answer.replicas is not None:
@@ -139,11 +139,8 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     return findings
 
 
-def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Table:
-    """Lay out causes by rank, as shares of the batch, what fixing them saves, and who caused them.
-
-    Small ones share a row unless they are asked for; what is unexplained has its own.
-    """
+def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
+    """Lay out causes by rank: their shares of the batch, what fixing them saves, and whose."""
     of, whole_s = "the batch", answer.numbers.batch_latency_s
     if answer.stream is not None:
         of, whole_s = "the time", answer.stream.turn_s
@@ -172,16 +169,10 @@ def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Ta
         title=title,
         spare=(spare,),
     )
-    named = {cause for matter in answer.named for cause in matter.cause.split("+")}
-    folded = []
     for cause, share in account.shares.items():
-        most = max(rank.shares[cause] for rank in account.ranks)
-        # What is unexplained is folded into nothing, but 0.0 % says nothing either.
-        kept = small or cause == Cause.UNEXPLAINED or cause in named
-        if most < (_NOTHING if kept else _SMALL):
-            folded += [cause] if not small and share and cause != Cause.UNEXPLAINED else []
+        if max(rank.shares[cause] for rank in account.ranks) < NOTHING:
             continue
-        culprit = next((each for each in account.culprits if each.cause == cause), None)
+        culprit = next((c for c in account.culprits if c.cause == cause), None)
         fixed = saved.get(cause, 0.0)
         table.add(
             cause.replace("_", " "),
@@ -190,15 +181,6 @@ def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Ta
             show_seconds(share * (whole_s or 0.0)),
             show_seconds(fixed) if fixed >= MATTERS / 2 * (whole_s or 0.0) else "",
             _say_waited_for(culprit) if culprit else "",
-        )
-    if folded:
-        table.add(
-            "smaller causes",
-            *(show_share(sum(rank.shares[cause] for cause in folded)) for rank in shown),
-            show_share(sum(account.shares[cause] for cause in folded)),
-            show_seconds(sum(account.shares[cause] for cause in folded) * (whole_s or 0.0)),
-            "",
-            "",
         )
     return table.without_unknown()
 
@@ -401,9 +383,8 @@ def say_framework(answer: FindAnswer) -> str:
     if known.name is None:
         return ""
     name = {"megatron": "Megatron", "deepspeed": "DeepSpeed"}.get(known.name, known.name)
-    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     sizes = {
-        "pipeline": len(shown.ranks) + len(shown.missing_ranks),
+        "pipeline": len(answer.shown.ranks) + len(answer.shown.missing_ranks),
         "tensor": known.tensor,
         "context": known.context,
         "expert": known.expert,
@@ -425,7 +406,6 @@ def say_framework(answer: FindAnswer) -> str:
 def _say_run(answer: FindAnswer) -> str:
     """Say which ranks, under which schedule, and how long a batch takes."""
     run, numbers, stream = answer.run, answer.numbers, answer.stream
-    shown = next(line for line in answer.pipelines if line.pipeline == answer.shown_pipeline)
     schedule = run.schedule or "schedule unknown"
     if run.stated is not None:
         stated = run.stated
@@ -434,7 +414,7 @@ def _say_run(answer: FindAnswer) -> str:
             if stated.agrees
             else f"{schedule} ({stated.schedule} was stated)"
         )
-    parts = [f"ranks {show_members(shown.ranks)}", schedule]
+    parts = [f"ranks {show_members(answer.shown.ranks)}", schedule]
     if stream is not None:
         parts[1] = "no batch was captured from first to last stage"
         if numbers.batch_latency_s is not None and stream.batch_latency_p95_s is not None:
@@ -467,7 +447,7 @@ def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
         for line in pipelines
         if line.batch_latency_s is not None
     }
-    if streams or len(known) < _SEVERAL:
+    if streams or len(known) < 2:
         return ""
     slowest = max(known, key=lambda pipeline: known[pipeline])
     others = median(length for pipeline, length in known.items() if pipeline != slowest)

@@ -20,12 +20,9 @@ def text(  # noqa: PLR0913, PLR0917 (a place, words, and how they look)
     x: float, y: float, words: object, style: str = "", anchor: str = "", size: float = 0.0
 ) -> str:
     """Write words at a place of an SVG."""
-    return f'<text x="{x:.5g}" y="{y:.5g}"{_how(style, anchor, size)}>{safe(words)}</text>'
-
-
-def _how(style: str, anchor: str, size: float) -> str:
     how = {"class": style, "text-anchor": anchor, "font-size": f"{size:g}" if size else ""}
-    return "".join(f' {name}="{value}"' for name, value in how.items() if value)
+    looks = "".join(f' {name}="{value}"' for name, value in how.items() if value)
+    return f'<text x="{x:.5g}" y="{y:.5g}"{looks}>{safe(words)}</text>'
 
 
 def rect(  # noqa: PLR0913, PLR0917 (four sides, and how it looks)

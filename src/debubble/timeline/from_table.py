@@ -1,21 +1,17 @@
 """An op table in → a `Timeline` out: passes and transfers are given, nothing has to be inferred.
 
-Only clocks are inferred, and which steps no run can have gone so. Stamps of rows are the hosts',
-and may be rounded to whole milliseconds. What a stage makes, the next one needs; so passes that
-follow each other bound the difference of two clocks, as messages do:
+All rows are on one clock, but where each message names its peer: then ranks are laid together as
+those of traces are. Stamps may be rounded to whole milliseconds. What no run can have done so is
+named; two passes of a rank at once are a schedule's right, and count as busy once.
 
-    stage 0   ├ F0 ┤├ F1 ┤          ├ B0 ┤     its F0 has ended where stage 1's begins,
-    stage 1          ├ F0 ┤├─ B0 ─┤            and its B0 begins where stage 1's has ended
-    →         stage 1 is ahead by no more than the first says, and by no less than the second
-
-A pass that ends before the one that it needs begins cannot be on any clock that is left: its step
-is left out. Two passes of a rank at once are a schedule's right, and count as busy once.
+    stage 0   ├ F0 ┤├ F1 ┤          ├ B0 ┤     what a stage makes, the next one needs: a pass that
+    stage 1          ├ F0 ┤├─ B0 ─┤            ends before the one that it needs begins cannot be
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -118,12 +114,6 @@ def build_from_table(table: OpTable) -> Timeline:
     clocks = Clocks(offset_ns=dict.fromkeys(np.unique(rank).tolist(), 0), uncertainty_ns=0)
     if (table.peer >= 0).any():  # each message is surely the one it is paired with
         clocks = align(transfers, clocks.offset_ns)
-    elif whole:
-        members, _ = _places(table, rank, is_pass)
-        held = [[name for name in ranks if name in clocks.offset_ns] for ranks in members.values()]
-        told = _passes(table, rank, start, end, is_pass)
-        laid = lay_by_passes(told, held, pipeline_of, dict(table.hosts))
-        clocks = replace(laid, offset_ns={**clocks.offset_ns, **laid.offset_ns})
     transfers = shift_transfers(transfers, clocks)
     ahead = np.array([clocks.offset_ns[name] for name in rank.tolist()], dtype=np.int64)
     start, end = start + ahead, end + ahead
@@ -159,7 +149,7 @@ def build_from_table(table: OpTable) -> Timeline:
             )
         )
     passes = passes.where(~left_out)
-    gaps += doubt_clocks(passes, pipeline_of, table.file) if whole else []
+    gaps += doubt_times(passes, pipeline_of, table.file) if whole else []
     return Timeline(
         ranks=lines,
         passes=passes,
@@ -548,8 +538,6 @@ def _fused(start: I64, end: I64) -> Flags:
 
 Rows = NDArray[np.intp]
 
-_UNBOUNDED = 2**62
-
 
 def rounding_of(passes: Passes) -> int:
     """Return what all times of passes are whole numbers of, in ns."""
@@ -558,62 +546,33 @@ def rounding_of(passes: Passes) -> int:
     return int(np.gcd.reduce(times)) if len(times) else 1
 
 
-def lay_by_passes(
-    passes: Passes,
-    pipelines: Sequence[Sequence[int]],
-    pipeline_of: I64,
-    hosts: Mapping[int, str],
-) -> Clocks:
-    """Lay the clocks of each pipeline's ranks together, each on that of the rank before it.
-
-    As they are, where the order of passes allows it, or contradicts itself on any clock; else in
-    the middle of what it allows, in most steps. Ranks of one host share its clock.
-    """
-    hops: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for (first, second, _), bound in _bounds(passes, pipeline_of).items():
-        hops.setdefault((first, second), []).append(bound)
-    offset_ns: dict[int, int] = {}
-    unsure, rounding_ns = 0, rounding_of(passes)
-    for ranks in pipelines:
-        ahead = 0
-        for before, rank in zip((UNKNOWN, *ranks), ranks, strict=False):
-            needed = [(0, 0)]
-            if not hosts.get(rank) or hosts.get(rank) != hosts.get(before):
-                bounds = hops.get((before, rank), [])
-                needed = [_offset(low - rounding_ns, high + rounding_ns) for low, high in bounds]
-            shift, give = sorted(needed or [(0, 0)])[len(needed) // 2]
-            ahead, unsure = ahead + shift, max(unsure, give)
-            offset_ns[rank] = ahead
-    return Clocks(offset_ns=offset_ns, uncertainty_ns=unsure)
-
-
-def _offset(low: int, high: int) -> tuple[int, int]:
-    """Return what to add to a clock that is behind by so much to so much, give or take."""
-    if min(low, high) <= 0 <= max(low, high):
-        return 0, 0
-    known = [bound for bound in (low, high) if abs(bound) < _UNBOUNDED // 2]
-    return sum(known) // len(known), (max(known) - min(known)) // 2
-
-
-def doubt_clocks(passes: Passes, pipeline_of: I64, file: str) -> list[Gap]:
+def doubt_times(passes: Passes, pipeline_of: I64, file: str) -> list[Gap]:
     """Say by how much passes contradict each other, whatever is added to the stamps of a rank."""
-    low: dict[tuple[int, int], int] = {}
-    high: dict[tuple[int, int], int] = {}
-    for (first, second, _), (least, most) in _bounds(passes, pipeline_of).items():
-        low[first, second] = max(low.get((first, second), least), least)
-        high[first, second] = min(high.get((first, second), most), most)
-    ends = max(low, key=lambda ends: low[ends] - high[ends], default=None)
-    if ends is None or low[ends] - high[ends] <= 2 * rounding_of(passes):
+    behind: dict[tuple[int, int], int] = {}
+    for needed, needing in _needs(passes, pipeline_of):
+        late = passes.end_ns[needed] - passes.start_ns[needing]
+        keys = np.stack((passes.rank[needed], passes.rank[needing]))
+        hops, row = np.unique(keys, axis=1, return_inverse=True)
+        most = np.full(hops.shape[1], _UNKNOWN_NS)
+        np.maximum.at(most, row.reshape(-1), late)
+        for first, second, least in np.vstack((hops, most)).T.tolist():
+            behind[first, second] = max(behind.get((first, second), least), least)
+    apart = {
+        ends: least + behind[ends[::-1]]
+        for ends, least in behind.items()
+        if ends[0] < ends[1] and ends[::-1] in behind
+    }
+    ends = max(apart, key=lambda ends: apart[ends], default=None)
+    if ends is None or apart[ends] <= 2 * rounding_of(passes):
         return []
-    apart = low[ends] - high[ends]
     return [
         Gap(
             code=Code.CLOCK_OFF,
-            message=f"passes of {numbered('rank', sorted(ends))} contradict each other by "
-            f"{show_duration(apart)} on whatever clocks: their times are not exact",
+            message=f"passes of {numbered('rank', ends)} contradict each other by "
+            f"{show_duration(apart[ends])} on whatever clocks: their times are not exact",
             hint="time passes by events of the device, and set the clocks of the hosts by NTP",
             file=file,
-            moves_ns=apart // 2,
+            moves_ns=apart[ends] // 2,
         )
     ]
 
@@ -632,27 +591,6 @@ def steps_out_of_order(passes: Passes, pipeline_of: I64) -> dict[int, dict[int, 
             ranks = {int(passes.rank[one]), int(passes.rank[other])}
             steps.setdefault(int(passes.step[one]), set()).update(ranks)
     return found
-
-
-def _bounds(passes: Passes, pipeline_of: I64) -> dict[tuple[int, int, int], tuple[int, int]]:
-    """Return how far a rank's clock is behind another's, at the least and at the most, by step."""
-    low: dict[tuple[int, int, int], int] = {}
-    for needed, needing in _needs(passes, pipeline_of):
-        behind = passes.end_ns[needed] - passes.start_ns[needing]
-        keys = np.stack((passes.rank[needed], passes.rank[needing], passes.step[needed]))
-        hops, row = np.unique(keys, axis=1, return_inverse=True)
-        most = np.full(hops.shape[1], -_UNBOUNDED)
-        np.maximum.at(most, row.reshape(-1), behind)
-        for (first, second, step), bound in zip(hops.T.tolist(), most.tolist(), strict=True):
-            if first != second:
-                low[first, second, step] = max(low.get((first, second, step), bound), bound)
-    return {
-        (first, second, step): (
-            low.get((first, second, step), -_UNBOUNDED),
-            -low.get((second, first, step), -_UNBOUNDED),
-        )
-        for first, second, step in {*low, *((b, a, step) for a, b, step in low)}
-    }
 
 
 def _needs(passes: Passes, pipeline_of: I64) -> Iterator[tuple[Rows, Rows]]:

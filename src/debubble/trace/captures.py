@@ -37,8 +37,7 @@ FORMATS: dict[str, Format] = {
         key=lambda known: known.position,
     )
 }
-_ASKED_FOR = [known.ask_for for known in FORMATS.values() if known.ask_for]
-GIVE_TRACES = f"give {', '.join(_ASKED_FOR[:-1])}, or {_ASKED_FOR[-1]}"
+GIVE_TRACES = "give torch.profiler's Chrome traces, `nsys export --type sqlite` files, or op tables"
 
 
 def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
@@ -54,7 +53,7 @@ def recognise(file: str, limits: Limits = DEFAULT_LIMITS) -> TraceFile:
     opening = scan_opening(prefix)
     is_json = _is_json(prefix, opening)
     why_not = TraceError(
-        f"is neither {' nor '.join(known.a_file for known in FORMATS.values() if known.a_file)}",
+        f"is none of: {', '.join(FORMATS)}",
         hint=GIVE_TRACES,
         file=file,
     )

@@ -82,11 +82,6 @@ class Format:
     """One way to write traces down. A package of `trace/` that has one as `FORMAT` is a format."""
 
     name: str
-    a_file: str = ""
-    """What one file of it is called in a sentence: "an op table"; empty for what is only refused.
-    """
-    ask_for: str = ""
-    """How it is called where somebody is asked for traces; empty where it is not asked for."""
     position: int
     """Its place in lists; formats are asked in this order whether a file is theirs."""
     in_names: tuple[str, ...] = ()

@@ -9,8 +9,7 @@ import re
 import pytest
 from support.services.console import type_command
 
-from debubble.cli.options import place_for
-from debubble.errors import Code, Gap, UsageError
+from debubble.errors import Code, Gap
 from debubble.ledger.causes import Cause
 from debubble.report.html.page import Report, report_markup
 from debubble.report.html.reports import timeline_report
@@ -58,17 +57,6 @@ def test_the_page_names_no_address(recorded):
     assert not re.findall(r"https?://|//[a-z]+\.|@import|url\((?!#)", text)
 
 
-def test_a_file_is_replaced_only_by_force(tmp_path):
-    place = tmp_path / "a.html"
-    assert place_for(str(place), force=False) == place
-    place.write_text("mine")
-    with pytest.raises(UsageError, match="there already"):
-        place_for(str(place), force=False)
-    assert place_for(str(place), force=True) == place
-    with pytest.raises(UsageError, match="no folder"):
-        place_for(str(tmp_path / "none" / "a.html"), force=False)
-
-
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
@@ -104,10 +92,3 @@ def test_find_names_the_first_cause_the_next_command_and_what_each_cause_means(t
     meanings = text.split('<dl class="causes">')[1].split("</dl>")[0]
     assert Cause.IMBALANCE.about.meaning in meanings
     assert Cause.WAY_BACK.about.meaning not in meanings
-
-
-def test_plan_draws_the_planned_step_and_todays_only_beside_it(tmp_path):
-    text = page_of("plan tests/data/h200/1f1b_p3_m7", tmp_path)
-    assert "<h2>Now and planned</h2>" in text
-    assert "<h2>Timeline</h2>" not in text
-    assert "ideal" not in text.split("<main>")[1].split("<script")[0]

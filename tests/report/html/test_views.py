@@ -6,17 +6,9 @@ import base64
 from dataclasses import replace
 
 import numpy as np
-import pytest
-from support.timelines.engine_runs import timeline_of
 
-from debubble.ledger.account import Wait
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.ledger.ledger import build_ledger
-from debubble.report.html.page import report_markup
-from debubble.report.html.reports import timeline_report
-from debubble.report.html.views import PipelineView, tick_for, views_of
-from debubble.report.text import Page
-from debubble.timeline.figures import measure_pipeline
+from debubble.report.html.views import tick_for, views_of
 
 
 def opened(text, kind):
@@ -82,20 +74,6 @@ def test_ticks_count_any_length_in_32_bits():
     assert 3_600 * 10**9 // tick_for(3_600 * 10**9) <= 2**31
 
 
-@pytest.fixture(scope="module")
-def large():
-    timeline = timeline_of("zb-h1", 16, 64, one_way=100_000)
-    ledger = build_ledger(timeline, 0, timeline.steps)
-    figures = measure_pipeline(timeline, 0)
-    return PipelineView(timeline=timeline, figures=figures, ledger=ledger)
-
-
-def test_sixteen_ranks_and_sixty_four_microbatches_stay_far_below_six_megabytes(large):
-    assert len(large.timeline.passes) == 16 * 64 * 3
-    text = report_markup(timeline_report("find", [large], Page(answer="x"), "x"))
-    assert len(text.encode()) < 1_000_000
-
-
 def test_microbatches_are_numbered_beyond_sixteen_bits(recorded):
     passes = recorded.timeline.passes
     later = replace(passes, microbatch=passes.microbatch + 40_000)
@@ -103,22 +81,3 @@ def test_microbatches_are_numbered_beyond_sixteen_bits(recorded):
     shown = replace(recorded, timeline=timeline, ledger=None, traces=())
     [view, *_] = views_of(shown)[0]
     assert set(opened(view["passes"]["microbatch"], "i4")) == {40_000, 40_001, 40_002, 40_003}
-
-
-def test_each_of_very_many_waits_names_whom_it_is_for(recorded, monkeypatch):
-    step = recorded.ledger.steps[0].number
-    many = [
-        Wait(
-            rank=0,
-            step=step,
-            start_ns=number,
-            end_ns=number + 1,
-            cause=Cause.TRANSFER,
-            waits_for=f"0F{number}",
-        )
-        for number in range(70_000)
-    ]
-    monkeypatch.setattr("debubble.ledger.account.Accounts.waits", many)
-    waits = views_of(recorded, most_bytes=1)[0][0]["waits"]
-    named = [waits["names"][whom] for whom in opened(waits["whom"], "u4")]
-    assert named == [wait.waits_for for wait in many]

@@ -59,7 +59,7 @@ class LogReader(NamedTuple):
 
 
 RERUN = "run the test again, or give the whole log"
-NOT_AVAILABLE = frozenset({"N/A", "n/a", "NA", "nan", "-nan"})
+_NOT_AVAILABLE = frozenset({"N/A", "n/a", "NA", "nan", "-nan"})
 ROUNDED = 0.0051
 """Rates are printed with two digits after the point."""
 
@@ -78,28 +78,27 @@ def doubts_about(file: str, *cases: tuple[object, Code, str, str]) -> tuple[Gap,
     )
 
 
-def number(value: object, file: str, where: str) -> float:
-    """Read a number, from text or JSON."""
+def number(word: str, file: str, where: str) -> float:
+    """Read a number."""
     try:
-        found = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise damaged(f"{where}: {value!r} is no number", file)
-    return found
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise damaged(f"{where}: {word!r} is no number", file)
+    return value
 
 
-def whole(value: object, file: str, where: str) -> int:
+def whole(word: str, file: str, where: str) -> int:
     """Read a whole number, 0 or more."""
-    found = number(value, file, where)
-    if found < 0 or found != int(found):
-        raise damaged(f"{where}: {value!r} is no whole number", file)
-    return int(found)
+    if not word.isdecimal():
+        raise damaged(f"{where}: {word!r} is no whole number", file)
+    return int(word)
 
 
-def number_or_none(value: object, file: str, where: str) -> float | None:
+def number_or_none(word: str, file: str, where: str) -> float | None:
     """Read a number, or nothing where the program says that it has none."""
-    return None if value is None or value in NOT_AVAILABLE else number(value, file, where)
+    return None if word in _NOT_AVAILABLE else number(word, file, where)
 
 
 def checked_sum(figures: Sequence[float], told: float, count: int, what: str, file: str) -> None:

@@ -1,4 +1,4 @@
-"""What nccl-tests prints, as text or JSON, in → its measurements.
+"""What nccl-tests prints in → its measurements.
 
 ```
 #   size  count   type  redop  root   time  algbw  busbw #wrong   time  algbw  busbw #wrong
@@ -15,12 +15,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from debubble.errors import Code
 from debubble.links.hop_times import GB
 from debubble.links.logs.log import (
-    NOT_AVAILABLE,
     ROUNDED,
     Log,
     LogReader,
@@ -47,8 +46,10 @@ _CONFIG = re.compile(r"^#\s*nThreads?\s+\d+\s+nGpus\s+\d+", re.MULTILINE)
 _HALF = r"(?:time|cputime) algbw busbw(?: #wrong| error)?(?: i_\S+)*"
 _HEADER = re.compile(
     rf"^# (?P<fixed>size count type(?: redop)?(?: root)?) (?P<halves>{_HALF}(?: {_HALF})?)"
-    r"(?P<stamp>(?: timestamp\S*)?)$"
+    r"(?: timestamp\S*)?$"
 )
+_STAMP = re.compile(r"\d+[-:]\d+")
+"""Of `-T`, a date and a time."""
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s", re.MULTILINE)
 _TEST = re.compile(r"^#\s*Collective test starting:\s*(\S+)", re.MULTILINE)
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)", re.MULTILINE)
@@ -70,21 +71,7 @@ class _Half:
     """The time is the host's alone (`-C 1`): it tells no bandwidth."""
 
 
-class _Test(NamedTuple):
-    """What a log says of its test."""
-
-    name: str
-    """Such as `sendrecv_perf`; empty where the log does not tell."""
-    ranks: tuple[int, ...]
-    rows: list[tuple[int, list[_Half | None]]]
-    """By size: out of place, and in place."""
-    average_gb_s: float
-    out_of_bounds: float
-
-
-def _tells(text: str, data: Any) -> bool:
-    if data is not None:
-        return "config" in data and ("results" in data or "args" in data)
+def _tells(text: str, _data: Any) -> bool:
     return bool(_CONFIG.search(text)) or any(map(_header_of, text.splitlines()))
 
 
@@ -92,24 +79,7 @@ def _header_of(line: str) -> re.Match[str] | None:
     return _HEADER.match("# " + " ".join(line.removeprefix("#").split()))
 
 
-def _read(text: str, data: Any, file: str) -> Log:
-    return _log_of(_read_text(text, file) if data is None else _read_json(data, file), file)
-
-
-def _read_text(text: str, file: str) -> _Test:
-    average, bounds, test = (found.search(text) for found in (_AVERAGE, _BOUNDS, _TEST))
-    if average is None:
-        raise damaged("cut off: the line '# Avg bus bandwidth' is missing", file)
-    return _Test(
-        test[1] if test else "",
-        tuple(map(int, _RANK.findall(text))),
-        list(_text_rows(text, file)),
-        number(average[1], file, "the line '# Avg bus bandwidth'"),
-        float(bounds[1]) if bounds else 0.0,
-    )
-
-
-def _text_rows(text: str, file: str) -> Iterator[tuple[int, list[_Half | None]]]:
+def _rows(text: str, file: str) -> Iterator[tuple[int, list[_Half | None]]]:
     header = None
     for count, line in enumerate(text.splitlines(), 1):
         where, words = f"line {count}", line.split()
@@ -119,9 +89,10 @@ def _text_rows(text: str, file: str) -> Iterator[tuple[int, list[_Half | None]]]
             continue
         if header is None:
             raise damaged(f"{where}: figures before the names of their columns", file)
+        words = [word for word in words if not _STAMP.match(word)]
         halves = header["halves"].split()
         # Some tests leave the reduction or the root empty.
-        fixed = len(words) - len(halves) - bool(header["stamp"])
+        fixed = len(words) - len(halves)
         if not 3 <= fixed <= len(header["fixed"].split()):
             columns = len(halves) + len(header["fixed"].split())
             raise damaged(f"{where}: {len(words)} figures for {columns} columns", file)
@@ -134,55 +105,19 @@ def _text_rows(text: str, file: str) -> Iterator[tuple[int, list[_Half | None]]]
         yield size, [_half(part, size, file, where) if part else None for part in parts]
 
 
-def _read_json(data: dict[str, Any], file: str) -> _Test:
-    """Read what `-J` wrote.
-
-    `env` holds the whole environment of whoever ran it, secrets too: it goes first of all.
-    """
-    data.pop("env", None)
-    config, results, words = (data.get(name) for name in ("config", "results", "args"))
-    if not isinstance(config, dict) or not isinstance(results, list):
-        raise damaged("'config' or 'results' is missing", file)
-    ending, bounds = data.get("average_bus_bandwidth"), data.get("out_of_bounds")
-    if not isinstance(ending, dict) or "end_time" not in data:
-        raise damaged("cut off: the test did not write its end", file)
-    devices = config.get("devices", [])
-    for name, found, kind in (("devices", devices, dict), ("args", words or [], object)):
-        if not isinstance(found, list) or not all(isinstance(row, kind) for row in found):
-            raise damaged(f"'{name}' is no list", file)
-    rows: list[tuple[int, list[_Half | None]]] = []
-    for count, row in enumerate(results, 1):
-        where = f"result {count}"
-        if not isinstance(row, dict) or "out_of_place" not in row:
-            raise damaged(f"{where}: 'out_of_place' is missing", file)
-        size, _ = (whole(row.get(name), file, where) for name in ("size", "count"))
-        halves = [row.get(name) for name in ("out_of_place", "in_place")]
-        rows.append((size, [half and _half(half, size, file, where) for half in halves]))
-    return _Test(
-        str(words[0]).rpartition("/")[2] if words else "",
-        tuple(whole(row.get("rank"), file, "devices") for row in devices),
-        rows,
-        number(ending.get("bandwidth"), file, "average_bus_bandwidth"),
-        number(bounds.get("count"), file, "out_of_bounds") if isinstance(bounds, dict) else 0.0,
-    )
-
-
-def _half(named: Mapping[str, Any], size: int, file: str, where: str) -> _Half | None:
+def _half(named: Mapping[str, str], size: int, file: str, where: str) -> _Half | None:
     """Read one measurement, whose rate has to fit size and time: else columns changed places."""
-    if not isinstance(named, Mapping):
-        raise damaged(f"{where}: {named!r} is no measurement", file)
-    told = {word.replace("_", "").removeprefix("#").removeprefix("n"): word for word in named}
-    clock = "cputime" if "cputime" in told else "time"
-    time, algbw, busbw, wrong = (
-        named.get(told.get(name, name)) for name in (clock, "algbw", "busbw", "wrong")
+    clock = "cputime" if "cputime" in named else "time"
+    wrong = named.get("#wrong", named.get("error", "N/A"))
+    time, algbw, busbw = (
+        number_or_none(named[name], file, f"{where}, {name}") for name in (clock, "algbw", "busbw")
     )
-    wrong = named.get("error", wrong)
-    if algbw in NOT_AVAILABLE or time in NOT_AVAILABLE:
+    if time is None or algbw is None or busbw is None:
         return None
     half = _Half(
-        time_us=number(time, file, f"{where}, {clock}"),
-        algbw_gb_s=number(algbw, file, f"{where}, algbw"),
-        busbw_gb_s=number(busbw, file, f"{where}, busbw"),
+        time_us=time,
+        algbw_gb_s=algbw,
+        busbw_gb_s=busbw,
         wrong=bool(number_or_none(wrong, file, f"{where}, wrong")),
         host_time=clock == "cputime",
     )
@@ -199,20 +134,26 @@ def _half(named: Mapping[str, Any], size: int, file: str, where: str) -> _Half |
     return half
 
 
-def _log_of(test: _Test, file: str) -> Log:
-    halves = [half for _, parts in test.rows for half in parts if half is not None]
+def _read(text: str, _data: Any, file: str) -> Log:
+    average, bounds, named = (found.search(text) for found in (_AVERAGE, _BOUNDS, _TEST))
+    if average is None:
+        raise damaged("cut off: the line '# Avg bus bandwidth' is missing", file)
+    test, ranks = named[1] if named else "", tuple(map(int, _RANK.findall(text)))
+    rows = list(_rows(text, file))
+    halves = [half for _, parts in rows for half in parts if half is not None]
     if not halves:
         raise damaged("no sizes were measured", file)
-    rates, ranks = [half.busbw_gb_s for half in halves], test.ranks
-    checked_sum(rates, test.average_gb_s, len(rates), "the rows average", file)
+    rates = [half.busbw_gb_s for half in halves]
+    mean = number(average[1], file, "the line '# Avg bus bandwidth'")
+    checked_sum(rates, mean, len(rates), "the rows average", file)
     ring = f"{len(ranks)} ranks send in a ring, as fast as its slowest hop"
-    passes_messages = test.name.startswith("sendrecv")
+    passes_messages = test.startswith("sendrecv")
     return Log(
         file=file,
         program="nccl-tests",
-        about=f"{test.name or 'nccl-tests'}, {counted(len(ranks), 'rank')}",
+        about=f"{test or 'nccl-tests'}, {counted(len(ranks), 'rank')}",
         columns=_COLUMNS,
-        rows=tuple((size, *_cells(out), *_cells(into)) for size, (out, into) in test.rows),
+        rows=tuple((size, *_cells(out), *_cells(into)) for size, (out, into) in rows),
         ranks=ranks,
         # Two ranks are a hop; a larger ring names none.
         messages=tuple(
@@ -223,7 +164,7 @@ def _log_of(test: _Test, file: str) -> Log:
                 time_ns=out.time_us * NS_PER_US,
                 both_ways=True,
             )
-            for size, (out, _) in test.rows
+            for size, (out, _) in rows
             if passes_messages and len(ranks) == 2
             if size and out is not None and out.time_us and not out.host_time
         ),
@@ -242,7 +183,7 @@ def _log_of(test: _Test, file: str) -> Log:
                 "run it again without -C",
             ),
             (
-                test.out_of_bounds or any(half.wrong for half in halves),
+                (bounds and int(bounds[1])) or any(half.wrong for half in halves),
                 Code.WRONG_VALUES,
                 "data arrived wrong: this link loses or changes what it carries",
                 "take the machine out of service and check its links",

@@ -1,4 +1,4 @@
-"""What nvbandwidth prints, as text or JSON, in → a figure for each pair of devices.
+"""What nvbandwidth prints in → a figure for each pair of devices.
 
 ```
 Running device_to_device_memcpy_read_ce.
@@ -19,6 +19,7 @@ from typing import Any
 
 from debubble.errors import Code
 from debubble.links.logs.log import (
+    RERUN,
     Cell,
     Log,
     LogReader,
@@ -35,20 +36,28 @@ _UNIT = re.compile(r"\((GB/s|ns|us)\)\s*$")
 _SUM = re.compile(r"^SUM (\S+)\s+(\S+)\s*$")
 # What is printed after the last test.
 _CLOSING = "NOTE: The reported results"
-# The status of a test that has not come to its end.
-_UNDER_WAY = "Running"
 _Row = tuple[Cell, ...]
 
 
-def _tells(text: str, data: Any) -> bool:
-    if data is not None:
-        return "nvbandwidth" in data
+def _tells(text: str, _data: Any) -> bool:
     return bool(_VERSION.search(text)) or any(map(_RUNNING.match, text.splitlines()))
 
 
-def _read(text: str, data: Any, file: str) -> Log:
+def _read(text: str, _data: Any, file: str) -> Log:
     """Read every matrix; tests that were waived have none."""
-    rows, cut = _read_text(text, file) if data is None else _read_json(data, file)
+    lines = text.splitlines()
+    starts = [index for index, line in enumerate(lines) if _RUNNING.match(line)]
+    if not starts:
+        raise damaged("no test was run", file)
+    rows = [
+        _test_of(lines[begin:end], begin + 1, file)
+        for begin, end in pairwise([*starts, len(lines)])
+    ]
+    cut = ""
+    if not any(line.startswith(_CLOSING) for line in lines[starts[-1] :]):
+        cut = f"it ends after {rows[-1][0]}, without nvbandwidth's closing note"
+    elif not _VERSION.search(text):
+        cut = f"it begins with {rows[0][0]}, without nvbandwidth's first line"
     return Log(
         file=file,
         program="nvbandwidth",
@@ -67,30 +76,13 @@ def _read(text: str, data: Any, file: str) -> Log:
                 cut,
                 Code.LOG_CUT,
                 f"{cut}: tests may be missing",
-                "give the whole log, or run it again and write it with -j",
+                RERUN,
             ),
         ),
     )
 
 
-def _read_text(text: str, file: str) -> tuple[list[_Row], str]:
-    lines = text.splitlines()
-    starts = [index for index, line in enumerate(lines) if _RUNNING.match(line)]
-    if not starts:
-        raise damaged("no test was run", file)
-    tests = [
-        _test_of_text(lines[begin:end], begin + 1, file)
-        for begin, end in pairwise([*starts, len(lines)])
-    ]
-    cut = ""
-    if not any(line.startswith(_CLOSING) for line in lines[starts[-1] :]):
-        cut = f"it ends after {tests[-1][0]}, without nvbandwidth's closing note"
-    elif not _VERSION.search(text):
-        cut = f"it begins with {tests[0][0]}, without nvbandwidth's first line"
-    return tests, cut
-
-
-def _test_of_text(lines: Sequence[str], first: int, file: str) -> _Row:
+def _test_of(lines: Sequence[str], first: int, file: str) -> _Row:
     name = lines[0].removeprefix("Running ").rstrip(".")
     where = f"line {first}: {name}"
     sums = [found for line in lines if (found := _SUM.match(line))]
@@ -105,38 +97,10 @@ def _test_of_text(lines: Sequence[str], first: int, file: str) -> _Row:
     if len(table) < 2 or any(len(words) != len(table[0]) + 1 for words in table[1:]):
         raise damaged(f"{where} has rows that do not fit its columns", file)
     figures = [number_or_none(word, file, where) for words in table[1:] for word in words[1:]]
-    return _row(name, figures, sums[0][2], _UNIT.findall(lines[title])[0], file)
-
-
-def _read_json(data: dict[str, Any], file: str) -> tuple[list[_Row], str]:
-    root = data["nvbandwidth"]
-    tests = root.get("testcases") if isinstance(root, dict) else None
-    if not isinstance(tests, list):
-        raise damaged("'testcases' is missing", file)
-    rows = [_test_of_json(test, file) for test in tests]
-    stopped = next((name for name, status, *_ in rows if status == _UNDER_WAY), None)
-    return rows, f"it was written while {stopped} ran" if stopped else ""
-
-
-def _test_of_json(test: Any, file: str) -> _Row:
-    name = test.get("name") if isinstance(test, dict) else None
-    if not isinstance(name, str):
-        raise damaged("a test without a name", file)
-    status, grid = str(test.get("status", "")), test.get("bandwidth_matrix")
-    if status != "Passed":
-        return name, status or "without a status", None, None, None
-    if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
-        raise damaged(f"{name}: 'bandwidth_matrix' is missing", file)
-    figures = [number_or_none(cell, file, name) for row in grid for cell in row]
-    unit = _UNIT.findall(str(test.get("bandwidth_description", "")))
-    return _row(name, figures, test.get("sum"), unit[0] if unit else "GB/s", file)
-
-
-def _row(name: str, figures: Sequence[float | None], total: object, unit: str, file: str) -> _Row:
-    told = number(total, file, f"{name}, sum")
+    total = number(sums[0][2], file, where)
     known = [figure for figure in figures if figure is not None]
-    checked_sum(known, told, 1, f"the figures of {name} add up to", file)
-    return name, "Passed", tuple(figures), told, unit
+    checked_sum(known, total, 1, f"the figures of {name} add up to", file)
+    return name, "Passed", tuple(figures), total, _UNIT.findall(lines[title])[0]
 
 
 READERS = (LogReader(_tells, _read),)

@@ -13,7 +13,7 @@ from debubble.trace.source import DEFAULT_LIMITS, Source
 # The largest log that we have seen is 20 KB; traces are a thousand times as large.
 _MOST_BYTES = 16 * 1024**2
 _KNOWN = (
-    "nccl-tests (text, or JSON by -J), nvbandwidth (text, or JSON by -j),"
+    "nccl-tests and nvbandwidth (text),"
     " `nvidia-smi topo -m`, `nvidia-smi nvlink -s` and `-e`,"
     " range exports of Prometheus (DCGM's and InfiniBand's counters),"
     " JSON dumps of torch's flight recorder, lines of NCCL Inspector"

@@ -9,7 +9,7 @@ import msgspec
 
 from debubble.analysis import Analysis
 from debubble.errors import Code
-from debubble.measure.numbers import Numbers
+from debubble.measure.measurement import Numbers
 from debubble.measure.worth import Rates, Tariff
 from debubble.report.answers.base import (
     Answer,
@@ -48,7 +48,7 @@ from debubble.serving.phases import PhaseFigures
 from debubble.simulate.expected import Theory, theory_of_stream
 from debubble.timeline.figures import Deviation, PipelineFigures, RankShares, Shape
 from debubble.timeline.job import JobFacts
-from debubble.timeline.model import PassKind, RankTimeline
+from debubble.timeline.model import PassKind
 from debubble.timeline.replicas import DRAGS
 from debubble.timeline.steps import SkippedStep, numbered
 from debubble.units import NS_PER_S, counted, show_members, show_percent
@@ -126,7 +126,7 @@ class UtilisationPart(Part, frozen=True, kw_only=True):
 class StreamPart(Part, frozen=True, kw_only=True):
     """What only a stream has."""
 
-    window_s: float
+    window_s: Annotated[float, "length_ns"]
     batches_in_flight: Annotated[float, "in_flight"]
     batches_in_flight_sure: Annotated[bool, "sure"]
     """False where captures do not show which batch of one rank is which of the next: it may then be
@@ -179,18 +179,18 @@ class MemoryPart(Part, frozen=True, kw_only=True):
     """What one rank holds."""
 
     rank: int
-    static_bytes: int | None
-    per_microbatch_bytes: int | None
-    transient_bytes: int | None
-    peak_bytes: int | None
-    passes_peak_bytes: int | None
-    between_peak_bytes: int | None
-    peak_reserved_bytes: int | None
-    most_in_flight: int | None
-    limit_bytes: int | None
-    job_peak_bytes: int | None
-    free_bytes: int | None
-    other_bytes: int | None
+    static_bytes: Annotated[int | None, "memory.static_bytes"]
+    per_microbatch_bytes: Annotated[int | None, "memory.per_microbatch_bytes"]
+    transient_bytes: Annotated[int | None, "memory.transient_bytes"]
+    peak_bytes: Annotated[int | None, "memory.peak_bytes"]
+    passes_peak_bytes: Annotated[int | None, "memory.passes_peak_bytes"]
+    between_peak_bytes: Annotated[int | None, "memory.between_peak_bytes"]
+    peak_reserved_bytes: Annotated[int | None, "memory.peak_reserved_bytes"]
+    most_in_flight: Annotated[int | None, "memory.most_in_flight"]
+    limit_bytes: Annotated[int | None, "memory.limit_bytes"]
+    job_peak_bytes: Annotated[int | None, "memory.job_peak_bytes"]
+    free_bytes: Annotated[int | None, "memory.free_bytes"]
+    other_bytes: Annotated[int | None, "memory.other_bytes"]
 
 
 class PipelinePart(Part, frozen=True, kw_only=True):
@@ -208,20 +208,20 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     """The pipeline to look into in full, the others as a line each."""
 
     schema: str = FIND_SCHEMA
-    basis: str
+    basis: Annotated[str, "basis.traced"]
     """Of all times unless named otherwise: profiled, or unprofiled."""
     run: RunPart
     numbers: Numbers
     job: JobPart | None
     theory: Theory
-    longest_stage_bubble: float | None
-    bubble_over_ideal: float | None
-    utilisation: UtilisationPart
-    outside: dict[str, float]
-    side_work: dict[str, float]
+    longest_stage_bubble: Annotated[float | None, "pipeline.longest_stage_bubble"]
+    bubble_over_ideal: Annotated[float | None, "pipeline.bubble_over_ideal"]
+    utilisation: Annotated[UtilisationPart, "pipeline"]
+    outside: Annotated[dict[str, float], "pipeline.outside_ns"]
+    side_work: Annotated[dict[str, float], "pipeline.side_fractions"]
     """Work beside the passes, as a share of the batch, mean of all ranks."""
     stream: StreamPart | None
-    shape: Shape | None
+    shape: Annotated[Shape | None, "pipeline.shape"]
     ledger: AccountPart | None
     savings: list[SavingPart] | None
     more_microbatches: MoreMicrobatchesPart | None
@@ -231,10 +231,10 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     named: list[NamedCause]
     bottleneck: BottleneckPart | None
     stages: list[StagePart]
-    memory: list[MemoryPart]
+    memory: Annotated[list[MemoryPart], "pipeline.ranks"]
     hops: list[HopPart]
     pipelines: list[PipelinePart]
-    shown_pipeline: int
+    shown_pipeline: Annotated[int, "pipeline.pipeline"]
     """The one that everything else is about."""
     replicas: ReplicasPart | None
     unknown: dict[str, str] = msgspec.field(default_factory=dict)
@@ -242,27 +242,23 @@ class FindAnswer(Answer, frozen=True, kw_only=True):
     verdict: str
     warnings: list[AnswerWarning]
 
+    @property
+    def shown(self) -> PipelinePart:
+        """The pipeline to look into, in a line."""
+        return next(line for line in self.pipelines if line.pipeline == self.shown_pipeline)
+
 
 def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
     """Say what the bubble is, why, and whose it is; and what is saved is worth, by a tariff."""
     rates = analysis.rates(tariff)
-    pipeline, ledger, job = analysis.pipeline, analysis.ledger, analysis.job
-    stream = analysis.stream
+    pipeline, ledger, stream = analysis.pipeline, analysis.ledger, analysis.stream
     account, step_ns = ledger or stream, None if stream else pipeline.step_time_ns
     replicas = analysis.replicas
-    answer = FindAnswer(
-        basis=analysis.basis.traced,
+    answer = FindAnswer.of(
+        analysis,
         run=_run_part(analysis),
-        numbers=analysis.numbers,
-        job=_job_part(job),
-        theory=analysis.theory,
-        longest_stage_bubble=pipeline.longest_stage_bubble,
-        bubble_over_ideal=pipeline.bubble_over_ideal,
-        utilisation=UtilisationPart.of(pipeline),
-        outside={part: length / NS_PER_S for part, length in pipeline.outside_ns.items()},
-        side_work=pipeline.side_fractions,
+        job=None if analysis.job == JobFacts() else JobPart.of(analysis.job),
         stream=_stream_part(analysis),
-        shape=pipeline.shape,
         ledger=answer_account(account) if account else None,
         savings=answer_savings(account, step_ns, rates) if account else None,
         more_microbatches=answer_more_microbatches(analysis.doubled_microbatches)
@@ -273,10 +269,8 @@ def answer_find(analysis: Analysis, tariff: Tariff | None = None) -> FindAnswer:
         named=answer_stream_causes(analysis) if stream else answer_causes(analysis),
         bottleneck=answer_bottleneck(analysis.bottleneck),
         stages=_stage_parts(analysis),
-        memory=[_memory_part(rank) for rank in pipeline.ranks],
         hops=hop_parts(analysis),
         pipelines=[_pipeline_part(figures) for figures in analysis.pipelines],
-        shown_pipeline=pipeline.pipeline,
         replicas=ReplicasPart.of(replicas, sentence=say_replicas(replicas)) if replicas else None,
         verdict=say_bubble(analysis),
         warnings=list_warnings(analysis.warnings),
@@ -294,7 +288,7 @@ def _run_part(analysis: Analysis) -> RunPart:
         pipeline,
         capture=run.found.capture.name,
         captures=[capture.name for capture in run.found.captures],
-        pipelines=[[rank.rank for rank in each.ranks] for each in analysis.pipelines],
+        pipelines=[[rank.rank for rank in figures.ranks] for figures in analysis.pipelines],
         ranks=len(pipeline.ranks),
         stages=len({stage for rank in pipeline.ranks for stage in rank.stages}),
         chunks=max(len(rank.stages) for rank in pipeline.ranks),
@@ -307,17 +301,12 @@ def _run_part(analysis: Analysis) -> RunPart:
     )
 
 
-def _job_part(job: JobFacts) -> JobPart | None:
-    return None if job == JobFacts() else JobPart.of(job)
-
-
 def _stream_part(analysis: Analysis) -> StreamPart | None:
     stream, account = analysis.pipeline.stream, analysis.stream
     if stream is None:
         return None
     return StreamPart.of(
         stream,
-        window_s=(stream.end_ns - stream.start_ns) / NS_PER_S,
         bubble_fraction_of_equal_stages=theory_of_stream(analysis.pipeline),
         turn_s=seconds(account.turn_ns) if account else None,
         phases=analysis.phases,
@@ -351,11 +340,6 @@ def _stage_parts(analysis: Analysis) -> list[StagePart]:
     return list(stages.values())
 
 
-def _memory_part(rank: RankTimeline) -> MemoryPart:
-    names = [name for name in MemoryPart.__struct_fields__ if name != "rank"]
-    return MemoryPart(rank=rank.rank, **{name: getattr(rank.memory, name, None) for name in names})
-
-
 def _pipeline_part(pipeline: PipelineFigures) -> PipelinePart:
     peaks = [rank.peak_memory_bytes for rank in pipeline.ranks]
     return PipelinePart.of(
@@ -379,7 +363,7 @@ def say_bubble(analysis: Analysis) -> str:
     which = "which slows the others" if drags else "the worst"
     of = [f"pipeline {pipeline.pipeline} of {count}, {which}"] if count > 1 else []
     if pipeline.bubble_fraction is None:
-        shares = say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
+        shares = say_busy([(rank.rank, rank.busy_fraction) for rank in pipeline.shares])
         return f"Bubble unknown: {_why_no_bubble(pipeline)}. Busy: {shares}."
     who = "Ranks wait"
     if pipeline.absent:

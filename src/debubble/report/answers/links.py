@@ -100,6 +100,7 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
     """Say which hop is slow and what it costs, then every hop."""
     links = analysis.links
     verdict, elsewhere = say_links(links), []
+    unsaid = links.slow if _costs_little(links) else links.slow[1:]
     mixed = [gap for gap in analysis.warnings if gap.code is Code.MIXED_RUNS]
     if mixed and not links.hops:
         verdict = f"No hop was measured: {mixed[0].message}."
@@ -122,7 +123,7 @@ def answer_links(analysis: Analysis) -> LinksAnswer:
         alike=links.alike,
         commands=list(links.commands),
         findings=[
-            *(f"H{_say_hop(health, links)[1:]}" for health in _after_the_verdict(links)),
+            *(f"H{_say_hop(health, links)[1:]}" for health in unsaid),
             *elsewhere,
         ],
         verdict=verdict,
@@ -192,24 +193,25 @@ def _say_slow(links: LinkHealth) -> str:
     """Name the hop that costs most or, where all cost little, what they cost."""
     first, more = links.slow[0], len(links.slow) - 1
     if _costs_little(links):
-        most = "up to " if links.shared else ""
         return (
             f"Slow hops are not why ranks wait: {counted(more + 1, 'slow hop')} "
-            f"{'cost' if more else 'costs'} {most}{show_duration(_slow_cost_ns(links))} of "
+            f"{'cost' if more else 'costs'} {_most(links)}{show_duration(_slow_cost_ns(links))} of "
             f"{show_duration(links.batch_latency_ns or 0)} a batch."
         )
-    others = f" {counted(more, 'more hop')} slow{_together(links)}." if more else ""
-    return f"{_opening(first, links)}: {_say_hop(first, links)}{others}"
+    together = ""
+    if links.slow_cost_ns is not None:
+        cost = f"{_most(links)}{show_duration(max(links.slow_cost_ns, 0))}"
+        together = f"; all slow hops together cost {cost} a batch"
+    others = f" {counted(more, 'more hop')} slow{together}." if more else ""
+    batch, opening = links.batch_latency_ns, "A hop is slow"
+    if first.cost_ns is not None and batch:
+        hidden = _slow_cost_ns(links) < LITTLE * batch
+        opening = "A hop is slow, but slack hides most of it" if hidden else "It is the wire"
+    return f"{opening}: {_say_hop(first, links)}{others}"
 
 
-def _opening(first: HopHealth, links: LinkHealth) -> str:
-    """Say whether slow hops are why ranks wait: slack may hide most of it."""
-    batch = links.batch_latency_ns
-    if first.cost_ns is None or not batch:
-        return "A hop is slow"
-    if _slow_cost_ns(links) >= LITTLE * batch:
-        return "It is the wire"
-    return "A hop is slow, but slack hides most of it"
+def _most(links: LinkHealth) -> str:
+    return "up to " if links.shared else ""
 
 
 def _slow_cost_ns(links: LinkHealth) -> int:
@@ -224,20 +226,6 @@ def _costs_little(links: LinkHealth) -> bool:
     return _slow_cost_ns(links) < MATTERS * links.batch_latency_ns
 
 
-def _after_the_verdict(links: LinkHealth) -> Sequence[HopHealth]:
-    """Return the slow hops that the verdict does not name."""
-    return links.slow if _costs_little(links) else links.slow[1:]
-
-
-def _together(links: LinkHealth) -> str:
-    """Say what all slow hops cost: less or more than the sum of each."""
-    if links.slow_cost_ns is None:
-        return ""
-    most = "up to " if links.shared else ""
-    cost = show_duration(max(links.slow_cost_ns, 0))
-    return f"; all slow hops together cost {most}{cost} a batch"
-
-
 def _say_hop(health: HopHealth, links: LinkHealth) -> str:
     rate = health.times.bytes_per_s
     does = f", {show_rate(rate)}" if rate else ""
@@ -246,8 +234,7 @@ def _say_hop(health: HopHealth, links: LinkHealth) -> str:
         return f"{text}; its cost is unknown."
     batch = links.batch_latency_ns
     of = f" of {show_duration(batch)}" if batch else ""
-    most = "up to " if links.shared else ""
-    return f"{text}; it costs {most}{show_duration(max(health.cost_ns, 0))}{of} a batch."
+    return f"{text}; it costs {_most(links)}{show_duration(max(health.cost_ns, 0))}{of} a batch."
 
 
 def verdicts_of(hops: Sequence[LinkPart | TestedHopPart]) -> list[Verdict]:

@@ -219,7 +219,6 @@ def _stamp_ns(text: float | str, file: str) -> int:
 
 FORMAT = Format(
     name=NAME,
-    a_file="a trace of Ascend",
     position=3,
     in_names=("trace_view",),
     recognise=recognise,

@@ -8,8 +8,6 @@ __all__ = ["FORMAT", "read_kineto"]
 
 FORMAT = Format(
     name=NAME,
-    a_file="a Kineto trace",
-    ask_for="torch.profiler's Chrome traces",
     position=10,
     in_names=(".json", ".gz", "trace"),
     recognise=recognise,

@@ -82,7 +82,6 @@ def _read_rank(
 
 FORMAT = Format(
     name=NAME,
-    a_file="a file of several ranks",
     position=4,
     recognise=recognise,
     read=read,

@@ -39,8 +39,6 @@ def read_known(known: TraceFile, limits: Limits) -> Reading:
 
 FORMAT = Format(
     name="nsight",
-    a_file="an Nsight export",
-    ask_for="`nsys export --type sqlite` files",
     position=20,
     in_names=(".sqlite", *_REPORTS),
     recognise=recognise,

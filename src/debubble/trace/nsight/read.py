@@ -89,9 +89,6 @@ _THREAD_BITS, _NODE_BITS = 24, 32
 _LOW_BITS = (1 << _THREAD_BITS) - 1
 # No name is so long; a text of a broken file may be a gigabyte.
 _LONGEST_VALUE = 16 * 1024 * 1024
-# A node has some ten. Each is cut out of the whole file, so their number must have a bound.
-_MOST_PROCESSES = 1024
-
 # Columns of a table, by name; all have a `start` and an `end`, in nanoseconds of the capture.
 Columns = dict[str, NDArray[Any]]
 
@@ -137,7 +134,7 @@ def _read_processes(export: Export, path: str) -> Iterator[RankTrace]:
         calls=_read_calls(export, names),
         ranges=_read_ranges(export, names),
     )
-    devices_of = _devices_of_processes(export, tables.work, path)
+    devices_of = _devices_of_processes(export, tables.work)
     gaps = []
     ranks: list[int | None] = list(range(len(devices_of)))
     if len(devices_of) == 1:
@@ -249,16 +246,13 @@ def _look_up(export: Export, names: Interner[str], table: str, column: str) -> I
     return np.array(numbers, dtype=np.int32)[row.reshape(-1)]
 
 
-def _devices_of_processes(export: Export, work: Columns, path: str) -> dict[int, dict[int, Device]]:
+def _devices_of_processes(export: Export, work: Columns) -> dict[int, dict[int, Device]]:
     """Return the devices of each process with kernels, by index as it counts them.
 
     In order of their first devices as the host counts them, then of the processes.
     """
     used = set(zip(work["process"].tolist(), work["device"].tolist(), strict=True))
     kernels = set(work["process"][work["is_kernel"]].tolist())
-    if len(kernels) > _MOST_PROCESSES:
-        message = f"the export claims {show_count(len(kernels))} processes or devices"
-        raise TraceError(message, file=path, hint=f"{_EXPORT_HINT} again")
     ids, memory, multiprocessors = export.integers(
         "TARGET_INFO_GPU", "id", "totalMemory", "smCount"
     )

@@ -308,8 +308,6 @@ __all__ = [
 
 FORMAT = Format(
     name=NAME,
-    a_file="an op table",
-    ask_for="op tables",
     position=30,
     in_names=(".parquet", ".csv"),
     recognise=recognise,

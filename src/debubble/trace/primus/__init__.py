@@ -150,7 +150,6 @@ def _read_sizes(file: str, limits: Limits) -> tuple[_Sizes, tuple[Gap, ...]]:
 
 FORMAT = Format(
     name=NAME,
-    a_file="a dump of Primus's timers",
     position=35,
     in_names=("pp_rank_",),
     recognise=recognise,

@@ -276,7 +276,6 @@ def _natural(lane: Lane) -> tuple[int, str]:
 
 FORMAT = Format(
     name=NAME,
-    a_file="a Chrome trace of passes",
     position=5,
     recognise=recognise,
     read=read,
