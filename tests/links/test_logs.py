@@ -121,6 +121,12 @@ def test_columns_of_single_iterations_are_read():
     assert figures_of(log) == figures_of(own(TEXT))
 
 
+def test_stamps_of_rows_are_passed_over():
+    lines = [f"{line} timestamp" if "algbw" in line else line for line in TEXT.splitlines()]
+    lines = [f"{row} 2026-11-15 07:34:32" if row.strip()[:1].isdigit() else row for row in lines]
+    assert figures_of(own("\n".join(lines))) == figures_of(own(TEXT))
+
+
 def test_host_times_tell_no_bandwidth():
     log = own(TEXT.replace(" time ", " cputime "))
     assert codes(log) == [Code.HOST_TIMES]

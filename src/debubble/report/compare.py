@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from debubble.measure.comparison import Verdict
+from debubble.measure.compare import Verdict
 from debubble.report.answers.compare import (
     CompareAnswer,
     HistoryAnswer,
@@ -11,7 +11,7 @@ from debubble.report.answers.compare import (
     show_figure,
     show_interval,
 )
-from debubble.report.text import Page, Table
+from debubble.report.text import NOTHING, Page, Table
 from debubble.units import (
     UNKNOWN,
     counted,
@@ -21,9 +21,6 @@ from debubble.units import (
     show_seconds,
     show_share,
 )
-
-# Of a batch; what is less on both sides reads as nothing.
-_SHOWN = 0.0005
 
 
 def compare_page(answer: CompareAnswer, next_command: str = "") -> Page:
@@ -61,7 +58,7 @@ def compare_page(answer: CompareAnswer, next_command: str = "") -> Page:
     if answer.setting or answer.environment:
         differs = Table(columns=("differs", "before", "after"))
         every = (*answer.setting, *answer.environment)
-        differs.rows = [(each.what, each.before, each.after) for each in every]
+        differs.rows = [(part.what, part.before, part.after) for part in every]
         page.tables.append(differs)
     page.gaps = list(answer.warnings)
     return page
@@ -73,7 +70,7 @@ def _cause_tables(answer: CompareAnswer) -> list[Table]:
         return []
     table = Table(columns=("cause", "before", "after", "change"), title="where the time goes")
     for cause_change in answer.causes:
-        if max(cause_change.before_fraction, cause_change.after_fraction) < _SHOWN:
+        if max(cause_change.before_fraction, cause_change.after_fraction) < NOTHING:
             continue
         change = cause_change.after_fraction - cause_change.before_fraction
         table.add(

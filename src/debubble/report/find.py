@@ -28,7 +28,16 @@ from debubble.report.answers.ledger import (
 from debubble.report.answers.links import HopPart
 from debubble.report.answers.microbatches import say_microbatches
 from debubble.report.answers.replicas import ReplicasPart
-from debubble.report.text import FEW, STANDING_OUT, Page, Table, fold, show_sizes
+from debubble.report.text import (
+    FEW,
+    MOST_FINDINGS,
+    NOTHING,
+    STANDING_OUT,
+    Page,
+    Table,
+    fold,
+    show_sizes,
+)
 from debubble.serving.hosts import HostTime
 from debubble.timeline.replicas import DRAGS
 from debubble.units import (
@@ -50,11 +59,7 @@ from debubble.units import (
 )
 
 # Pipelines of one job that differ by less take as long: steps vary by as much.
-_SEVERAL, _SLOWER = 2, 0.02
-# Bullets of the short answer.
-_MOST_FINDINGS = 5
-# A cause that takes less of every rank reads as nothing.
-_NOTHING = 0.0005
+_SLOWER = 0.02
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 # As many ranks as fit beside each other on a terminal.
@@ -78,7 +83,7 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
         # What two causes cost together says what each of them does.
         joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
         named = [named for named in answer.named if named.cause not in joint]
-        page.findings = _findings(answer, named)[:_MOST_FINDINGS]
+        page.findings = _findings(answer, named)[:MOST_FINDINGS]
         page.tables = causes or [_stage_table(answer.stages)]
         ran, times = _say_run(answer), _say_job(answer)
         page.notes = [ran, times] if ";" in times else [f"{ran}; {times}"]
@@ -165,9 +170,9 @@ def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
         spare=(spare,),
     )
     for cause, share in account.shares.items():
-        if max(rank.shares[cause] for rank in account.ranks) < _NOTHING:
+        if max(rank.shares[cause] for rank in account.ranks) < NOTHING:
             continue
-        culprit = next((each for each in account.culprits if each.cause == cause), None)
+        culprit = next((c for c in account.culprits if c.cause == cause), None)
         fixed = saved.get(cause, 0.0)
         table.add(
             cause.replace("_", " "),
@@ -442,7 +447,7 @@ def _say_slowest(pipelines: Sequence[PipelinePart], *, streams: bool) -> str:
         for line in pipelines
         if line.batch_latency_s is not None
     }
-    if streams or len(known) < _SEVERAL:
+    if streams or len(known) < 2:
         return ""
     slowest = max(known, key=lambda pipeline: known[pipeline])
     others = median(length for pipeline, length in known.items() if pipeline != slowest)

@@ -31,8 +31,6 @@ from debubble.units import (
     show_share,
 )
 
-# Of a long pipeline nobody pastes them all.
-_COMMANDS_SHOWN = 16
 _SHARED = (
     "ranks share a device: shared compute is modelled, shared links are not; costs are upper bounds"
 )
@@ -41,9 +39,9 @@ _SHARED = (
 def links_page(answer: LinksAnswer, next_command: str = "") -> Page:
     """Lay out the answer: which hop is slow and what it costs, then every hop."""
     page = Page(answer=answer.verdict, findings=list(answer.findings), tables=[_table(answer.hops)])
-    page.lines = [f"check: {command}" for command in answer.commands[:_COMMANDS_SHOWN]]
-    if len(answer.commands) > _COMMANDS_SHOWN:
-        page.lines.append(f"{len(answer.commands) - _COMMANDS_SHOWN} more commands in --json")
+    page.lines = [f"check: {command}" for command in answer.commands[:FEW]]
+    if len(answer.commands) > FEW:
+        page.lines.append(f"{len(answer.commands) - FEW} more commands in --json")
     page.notes = [f"times: {answer.basis}"]
     if answer.cost_is_upper_bound and any(hop.verdict == Verdict.SLOW for hop in answer.hops):
         page.notes.append(_SHARED)

@@ -9,7 +9,7 @@ from debubble.report.answers.ledger import say_rates, worth_cells, worth_columns
 from debubble.report.answers.plan import OptionPart, PlanAnswer
 from debubble.report.answers.server_plan import ServerOptionPart, ServerPlanAnswer
 from debubble.report.answers.serving import UNPRICED
-from debubble.report.text import FEW, Page, Table, refused_table
+from debubble.report.text import FEW, MOST_FINDINGS, Page, Table, refused_table
 from debubble.units import (
     counted,
     show_between,
@@ -29,8 +29,8 @@ from debubble.units import (
 _LEAST_WORTH = 0.2
 # What lies between batches and is less of a batch than this does not show in a gain.
 _LEAST_BETWEEN = 0.02
-# Of the short answer: bullets, options, those of them with a larger batch, assumptions.
-_MOST_FINDINGS, _MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 5, 2, 3
+# Of the short answer: options, those of them with a larger batch, assumptions.
+_MOST_OPTIONS, _MOST_LARGER, _MOST_ASSUMED = 5, 2, 3
 
 
 def plan_page(answer: PlanAnswer, next_command: str = "", *, details: bool = True) -> Page:
@@ -43,7 +43,7 @@ def plan_page(answer: PlanAnswer, next_command: str = "", *, details: bool = Tru
     page.gaps = list(answer.warnings)
     notes = _notes(answer) if details else _few_notes(answer)
     if not details:
-        page.findings = page.findings[:_MOST_FINDINGS]
+        page.findings = page.findings[:MOST_FINDINGS]
         if next_command:
             notes.append("all options, refused options, assumptions, memory: --details")
     if answer.options:
@@ -152,10 +152,10 @@ def _notes(answer: PlanAnswer) -> list[str]:
     notes = [say_basis(answer.basis, base.without_profiler), *_between_steps(answer)]
     notes += [f"{answer.left_out.sentence}; --for any includes them"] if answer.left_out else []
     notes += list(say_rates(answer.rates)) if answer.options else []
-    each = [size for size in base.per_microbatch_bytes if size is not None]
-    if each:
-        few = " ".join(map(show_bytes, each))
-        shown = few if len(each) <= FEW else show_range(each, show_bytes)
+    sizes = [size for size in base.per_microbatch_bytes if size is not None]
+    if sizes:
+        few = " ".join(map(show_bytes, sizes))
+        shown = few if len(sizes) <= FEW else show_range(sizes, show_bytes)
         notes.append(f"memory of a microbatch in flight, by rank: {shown}")
     assumed = {sentences for option in answer.options for sentences in option.assumptions}
     notes += [f"assumed: {sentences}" for sentences in sorted(assumed)]
@@ -215,15 +215,12 @@ def _emitted(answer: PlanAnswer) -> list[str]:
     return [*sentences, f"for {emitted.framework}, {option.words}:"]
 
 
-_SHOWN = 8
-
-
 def server_plan_page(
     answer: ServerPlanAnswer, next_command: str = "", *, details: bool = True
 ) -> Page:
     """Lay out the answer: what it does unchanged, then each change with what it would do."""
     page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
-    page.tables = [_server_table(answer, answer.options[: _SHOWN if details else _MOST_OPTIONS])]
+    page.tables = [_server_table(answer, answer.options[: None if details else _MOST_OPTIONS])]
     page.findings = [
         f"{option.what}: {option.refused}." for option in answer.options if option.refused
     ]

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 FEW = 16
 # Of more, those that stand out.
 STANDING_OUT = 4
+# Bullets of a short answer.
+MOST_FINDINGS = 5
+# A share that is less reads as nothing.
+NOTHING = 0.0005
 
 
 _Row = TypeVar("_Row")

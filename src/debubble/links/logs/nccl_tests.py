@@ -46,8 +46,10 @@ _CONFIG = re.compile(r"^#\s*nThreads?\s+\d+\s+nGpus\s+\d+", re.MULTILINE)
 _HALF = r"(?:time|cputime) algbw busbw(?: #wrong| error)?(?: i_\S+)*"
 _HEADER = re.compile(
     rf"^# (?P<fixed>size count type(?: redop)?(?: root)?) (?P<halves>{_HALF}(?: {_HALF})?)"
-    r"(?P<stamp>(?: timestamp\S*)?)$"
+    r"(?: timestamp\S*)?$"
 )
+_STAMP = re.compile(r"\d+[-:]\d+")
+"""Of `-T`, a date and a time."""
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s", re.MULTILINE)
 _TEST = re.compile(r"^#\s*Collective test starting:\s*(\S+)", re.MULTILINE)
 _AVERAGE = re.compile(r"^#\s*Avg bus bandwidth\s*:\s*(\S+)", re.MULTILINE)
@@ -87,9 +89,10 @@ def _rows(text: str, file: str) -> Iterator[tuple[int, list[_Half | None]]]:
             continue
         if header is None:
             raise damaged(f"{where}: figures before the names of their columns", file)
+        words = [word for word in words if not _STAMP.match(word)]
         halves = header["halves"].split()
         # Some tests leave the reduction or the root empty.
-        fixed = len(words) - len(halves) - bool(header["stamp"])
+        fixed = len(words) - len(halves)
         if not 3 <= fixed <= len(header["fixed"].split()):
             columns = len(halves) + len(header["fixed"].split())
             raise damaged(f"{where}: {len(words)} figures for {columns} columns", file)

@@ -16,10 +16,9 @@ from debubble.measure.worth import Rates, Tariff, Worth
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.emitted import Emitted, emit_best, framework_to_tell
-from debubble.plan.lever import Refusal
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
-from debubble.plan.option import Option, headroom_after
+from debubble.plan.option import Idea, Option, headroom_after
 from debubble.plan.plan import Plan
 from debubble.plan.split import ends_in_layers
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
@@ -151,7 +150,7 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     """What could be changed in a run, the most throughput first."""
 
     schema: str = SCHEMA
-    basis: str
+    basis: Annotated[str, "baseline.basis"]
     """Of all times: profiled or unprofiled."""
     baseline: BaselinePart
     rates: Rates | None
@@ -159,11 +158,11 @@ class PlanAnswer(Answer, frozen=True, kw_only=True):
     hops: list[HopPart]
     options: list[OptionPart]
     refused: list[RefusedPart]
-    planned_for: str | None
+    planned_for: Annotated[str | None, "framework"]
     """The framework that has settings for all options; null where any framework may."""
     left_out: LeftOutPart | None
-    lower_bound_s: float | None
-    quickest_split: SplitPart | None
+    lower_bound_s: Annotated[float | None, "partition.lower_bound_s"]
+    quickest_split: Annotated[SplitPart | None, "partition"]
     overlap: OverlapPart | None
     order: OrderPart | None
     emitted: Emitted | None
@@ -245,13 +244,13 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
     rates: Rates | None = None,
 ) -> PlanAnswer:
     """Put a plan into words and data, without what its run tells besides."""
-    base, partition, overlap = plan.baseline, plan.partition, plan.overlap
+    base = plan.baseline
     now = headroom_after(base, Change())
     ends = ends_in_layers(base) if base.source.split else (None, None)
     findings = _findings(plan, first=None if bottleneck else plan.first, uncured=bool(bottleneck))
     rate = base.source.microbatches * NS_PER_S / (base.window_ns + base.outside_ns)
-    return PlanAnswer(
-        basis=base.basis,
+    return PlanAnswer.of(
+        plan,
         baseline=BaselinePart.of(
             base,
             numbers=PlanNumbers(
@@ -270,11 +269,7 @@ def answer_of_plan(  # noqa: PLR0913 (a plan, and what else was asked of it)
         hops=[],
         options=[_option_part(plan, option, frameworks, rates) for option in plan.options],
         refused=[_refused_part(refused) for refused in plan.refused],
-        planned_for=plan.framework,
         left_out=_left_out(plan),
-        lower_bound_s=partition.lower_bound_s if partition else None,
-        quickest_split=SplitPart.of(partition) if partition else None,
-        overlap=OverlapPart.of(overlap) if overlap else None,
         order=answer_order(plan, plan.ordered) if plan.ordered else None,
         emitted=emit_best(plan, emit_for, order_file) if emit_for else None,
         tellable_framework=framework_to_tell(plan),
@@ -307,7 +302,7 @@ def _option_part(
     )
 
 
-def _refused_part(refused: Refusal) -> RefusedPart:
+def _refused_part(refused: Idea) -> RefusedPart:
     return RefusedPart.of(refused, words=describe_refused(refused))
 
 
@@ -444,7 +439,7 @@ def _say_misses(plan: Plan) -> list[str]:
 
 def _holds(repair: Repair, other: Repair) -> bool:
     """Tell whether a repair is of the other's hops and of more."""
-    hops, others = (set(each.option.change.repaired or ()) for each in (repair, other))
+    hops, others = (set(mended.option.change.repaired or ()) for mended in (repair, other))
     return hops > others
 
 
