@@ -32,7 +32,7 @@ async def read(port: int, deadline: float, times: list[float]) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
+        if not head.startswith(b"HTTP/1.0 200"):
             raise SystemExit(head.decode())
         length = next(
             int(line.split(b":")[1])
@@ -69,7 +69,7 @@ def ask_all(captures: int, warm: int, readers: int, seconds: float) -> tuple[flo
     """Print how long answers took; return the slowest of a hundred, and captures meanwhile."""
     with tempfile.TemporaryDirectory(prefix="debubble-readers-") as place:
         folder = Path(place)
-        config = write_config(folder, workers=1)
+        config = write_config(folder)
         rng = random.Random(3)  # noqa: S311 (durations)
         for number in range(captures):
             write_capture(folder / "traces", number, rng)

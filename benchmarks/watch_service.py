@@ -31,13 +31,12 @@ def write_capture(folder: Path, number: int, rng: random.Random) -> None:
     partial.rename(folder / f"capture{number:06}.csv")
 
 
-def write_config(folder: Path, workers: int) -> Path:
+def write_config(folder: Path) -> Path:
     """Write a configuration with one source, into which captures are moved whole."""
     (folder / "traces").mkdir(exist_ok=True)
     config = folder / "watch.toml"
     config.write_text(
         f'store = "sqlite:///{folder}/history.db"\n[listen]\naddress = "127.0.0.1:0"\n'
-        f"[analysis]\nworkers = {workers}\n"
         f'[[source]]\nname = "soak"\nfolder = "{folder}/traces"\n'
         'settle = "0s"\npoll = "500ms"\n'
     )
@@ -68,7 +67,7 @@ class Watch:
                 self.url = event["url"]
                 self._started.set()
             self.analysed += event["event"] == "analysed"
-            if event["event"] in {"bug", "failed", "text", "worker_died", "unreadable", "given_up"}:
+            if event["event"] in {"bug", "failed", "text", "not_analysed"}:
                 self.bugs.append(line)
 
     def memory_mib(self) -> float:

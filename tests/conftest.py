@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
-from functools import wraps
+import sqlite3
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import settings
 from support import requirements, started_processes
 from support.services.history_stores import postgres, postgres_url, url  # noqa: F401 (fixtures)
 from support.started_processes import MARKS
 from support.traces.recordings import PUBLIC, SHARED, existing
-
-from debubble.measure import store
 
 # The same examples every time, however slow the machine is: what fails, fails for everyone.
 settings.register_profile("alike", deadline=None, derandomize=True)
@@ -40,17 +39,16 @@ def recorded_data():
 @pytest.fixture(scope="session", autouse=True)
 def _nobody_waits_for_the_disk():
     """Let what runs in this process not wait for the disk: tests never end with the power."""
-    prepare = store._prepare
 
-    @wraps(prepare)
-    def prepare_quickly(raw, sleep):
-        prepare(raw, sleep)
-        raw.execute("PRAGMA synchronous=OFF")
+    def write_quickly(raw, _record):
+        if isinstance(raw, sqlite3.Connection):
+            raw.execute("PRAGMA synchronous=OFF")
 
+    sa.event.listen(sa.engine.Engine, "connect", write_quickly)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_prepare", prepare_quickly)
         patch.setattr(os, "fsync", lambda _descriptor: None)
         yield
+    sa.event.remove(sa.engine.Engine, "connect", write_quickly)
 
 
 def pytest_configure(config):

@@ -15,8 +15,8 @@ from debubble.annexes.drift import (
     Chart,
     Track,
     advance,
-    alarm,
     first_alarm,
+    is_alarm,
     score,
 )
 
@@ -82,7 +82,7 @@ def test_one_wild_capture_is_no_alarm_and_spoils_no_reference():
     values = noise()
     values[5] = values[REFERENCE + 3] = 50.0
     assert first_alarm(values.tolist()) is None
-    track = followed(values[: REFERENCE + 4], Chart(sides="up"))
+    track = followed(values[: REFERENCE + 4], Chart(worse="up"))
     assert track.recent == track.level == pytest.approx(1.0, abs=0.01)
     values[60:] *= 1.1
     assert first_alarm(values.tolist()) <= 60 + STAYS
@@ -95,24 +95,25 @@ def followed(values, chart):
     return track
 
 
-def test_each_side_sees_its_own_direction_alone():
-    up, down, both = (Chart(sides=sides) for sides in ("up", "down", "both"))
+def test_only_what_gets_worse_is_an_alarm():
+    up, down = Chart(worse="up"), Chart(worse="down")
     track = followed([*noise(60), *noise(20) * 1.2], up)
-    assert (alarm(track, up), alarm(track, down), alarm(track, both)) == ("up", None, "up")
+    assert is_alarm(track, up)
+    assert not is_alarm(track, down)
     assert score(track, up) > 1 > score(track, down)
 
 
 def test_an_alarm_says_since_when_and_to_what_and_ends_soon_after_its_cause():
-    chart = Chart(sides="up")
+    chart = Chart(worse="up")
     moved = [*noise(60), *noise(200) * 1.2]
     track = followed(moved, chart)
     assert track.moving.since == 60
     assert track.recent == pytest.approx(1.2, abs=0.01)
-    assert alarm(followed([*moved, *noise(2 * STAYS)], chart), chart) is None
+    assert not is_alarm(followed([*moved, *noise(2 * STAYS)], chart), chart)
 
 
 def test_shares_change_by_differences():
-    chart = Chart(sides="up", is_share=True)
+    chart = Chart(worse="up", is_share=True)
     for level in (0.05, 0.5):
-        assert alarm(followed([level] * 60 + [level + 0.025] * 60, chart), chart) is None
-        assert alarm(followed([level] * 60 + [level + 0.06] * STAYS, chart), chart) == "up"
+        assert not is_alarm(followed([level] * 60 + [level + 0.025] * 60, chart), chart)
+        assert is_alarm(followed([level] * 60 + [level + 0.06] * STAYS, chart), chart)

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 # What the core must do without, wherever it is installed.
 ANNEXES = (
-    *("torch", "pandas", "sqlalchemy", "distributed", "pyarrow", "h11", "prometheus_client"),
+    *("torch", "pandas", "sqlalchemy", "distributed", "pyarrow", "prometheus_client"),
     *("mcp", "mcp_types", "anyio", "pydantic"),
 )
 

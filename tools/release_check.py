@@ -29,7 +29,7 @@ IN_THE_WHEEL = (
     "debubble/report/html/assets/report.css",
 )
 # Without these the core must do; with torch, jobs are captured as well.
-NOT_NEEDED = ("torch", "pandas", "sqlalchemy", "distributed", "pyarrow", "h11")
+NOT_NEEDED = ("torch", "pandas", "sqlalchemy", "distributed", "pyarrow")
 
 
 def run(words: list[str], folder: Path, **settings: str) -> str:

@@ -29,13 +29,14 @@ reference = {reference}
 [[source]]
 name = "chat"
 folder = "{folder}/traces"
-server = "{server}"
-kind = "vllm"
-every = "500ms"
-seconds = "500ms"
 settle = "0s"
 poll = "200ms"
 keep = 5
+[source.server]
+url = "{server}"
+kind = "vllm"
+every = "500ms"
+seconds = "500ms"
 """
 
 

@@ -15,7 +15,7 @@ from debubble.errors import Code, Gap
 from debubble.links.live import HopTestResult, RankSite, Rung, judge_measured, times_of
 from debubble.links.logs.hops import hops_in
 from debubble.links.logs.read import read_log
-from debubble.measure.store import Record
+from debubble.measure.measurement import Record
 from debubble.report.answers.compare import HistoryAnswer, answer_history
 from debubble.report.answers.link_tests import LiveAnswer, LogsAnswer, answer_live, answer_logs
 

@@ -13,7 +13,7 @@ RUN = "tests/data/h200/1f1b_p2_m4"
 
 
 @pytest.mark.slow
-def test_a_run_is_kept_listed_tagged_compared_and_dropped(tmp_path):
+def test_a_run_is_kept_listed_shown_compared_and_dropped(tmp_path):
     def answer(words, code=0):
         found = type_command(f"debubble {words}", tmp_path)
         assert found.code == code, found.text
@@ -24,12 +24,8 @@ def test_a_run_is_kept_listed_tagged_compared_and_dropped(tmp_path):
     listed = answer(f"history {STORE}")
     assert listed.startswith("2 measurements of 1 name in the history.")
     assert "commit=abc" in listed
-    assert answer(f"history tag base day=1 {STORE}") == "2 tagged.\n"
     shown = json.loads(answer(f"history show base --json {STORE}"))
-    assert [one["tags"] for one in shown["records"]] == [
-        {"commit": "abc", "day": "1"},
-        {"day": "1"},
-    ]
+    assert [record["tags"] for record in shown["records"]] == [{"commit": "abc"}, {}]
     assert len(shown["records"][0]["measurement"]["samples"]) == 2
     found = json.loads(answer(f"compare base {RUN} --json {STORE}"))
     assert (found["before"]["n"], found["after"]["n"]) == (2, 2)

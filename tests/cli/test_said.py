@@ -66,7 +66,7 @@ def test_what_would_take_minutes_is_refused_with_the_limit(tmp_path):
 @pytest.mark.parametrize(
     ("words", "content"),
     [
-        ("watch --config deep --check", 'lock = {}\n[[source]]\nname = "a"\nfolder = "."\n'),
+        ("watch --config deep --check", 'store = {}\n[[source]]\nname = "a"\nfolder = "."\n'),
         ("watch --config deep --check", "{} = 5"),
         ("links deep.json", '{{"schema": "debubble.links.measured/1", "pairs": {}}}'),
         ("links deep.json", '{{"results": {}}}'),

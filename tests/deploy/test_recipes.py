@@ -7,7 +7,6 @@ import ast
 import inspect
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -177,9 +176,7 @@ def test_a_configuration_is_read_by_the_service_itself(name, text, tmp_path):
     token.chmod(0o600)
     file = tmp_path / f"{name}.toml"
     file.write_text(text.replace("/run/debubble/token", str(token)))
-    config = read_config(file)
-    # Beside a ConfigMap nothing can be written.
-    assert str(config.lock) == "/var/lib/debubble/watch.lock"
+    read_config(file)
     assert tomllib.loads(text)["store"].startswith("sqlite:////var/lib/debubble/")
 
 
@@ -197,29 +194,6 @@ def test_the_ray_recipe_calls_capture_as_it_is():
     assert set(calls) == {"capture", "step"}
     given = {word.arg for word in calls["capture"].keywords}
     assert given <= set(inspect.signature(session.capture).parameters)
-
-
-def test_the_container_copies_and_installs_what_there_is():
-    text = (DEPLOY / "Containerfile").read_text("utf-8")
-    for line in re.findall(r"^COPY (.+)$", text, re.MULTILINE):
-        for source in line.split()[:-1]:
-            assert (ROOT / source).exists(), source
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    project, hatch = settings["project"], settings["tool"]["hatch"]
-    [extras] = re.findall(r"/build\[([\w,]+)\]", text)
-    assert set(extras.split(",")) <= set(project["optional-dependencies"])
-    [base] = re.findall(r"^FROM .*python:(3\.\d+)", text, re.MULTILINE)
-    assert f"Programming Language :: Python :: {base}" in project["classifiers"]
-    # What the build reads must have been copied before it runs.
-    copied = " ".join(re.findall(r"^COPY (.+)$", text, re.MULTILINE))
-    hook = hatch["metadata"]["hooks"]["custom"]["path"]
-    assert {"pyproject.toml", "README.md", *project["license-files"], "src", hook} <= set(
-        copied.split()
-    )
-    [entry] = re.findall(r"^ENTRYPOINT (\[.*\])$", text, re.MULTILINE)
-    program, *words = json.loads(entry)
-    assert program == "debubble"
-    parse(words)
 
 
 @pytest.mark.service

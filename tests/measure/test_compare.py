@@ -12,8 +12,7 @@ from support.measurements import measured, sampled
 from support.traces.recordings import DATA
 
 from debubble.measure import statistics
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Confidence, Direction, Verdict
+from debubble.measure.compare import Confidence, Direction, Verdict, compare
 from debubble.measure.measurement import Environment, join_measurements
 
 SAME = (0.300, 0.302, 0.298, 0.301, 0.299, 0.303)

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from debubble.errors import UsageError
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Direction, Verdict
+from debubble.measure.compare import Direction, Verdict, compare
 from debubble.measure.load_results import measure_load, parse_load_result, read_load_result
 from debubble.measure.measurement import join_measurements
 

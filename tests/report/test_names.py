@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from support.measurements import sampled
 
-from debubble.measure.store import Record
+from debubble.measure.measurement import Record
 from debubble.report.answers.base import json_text
 from debubble.report.answers.compare import answer_history
 from debubble.report.compare import history_page

@@ -14,8 +14,7 @@ from debubble.annexes.tune.answers import TuneAnswer, answer_tune
 from debubble.annexes.tune.journal import Kind
 from debubble.annexes.tune.report import tune_page
 from debubble.errors import MachineBusy, TuneError
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Verdict
+from debubble.measure.compare import Verdict, compare
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from support.services.console import REPOSITORY
 from support.services.watch_service import Watching, analysis, write_config
 
 from debubble.annexes.watch.config import Drift
-from debubble.annexes.watch.files import read_file
 from debubble.annexes.watch.journal import Journal
-from debubble.annexes.watch.judge import Judge
+from debubble.annexes.watch.judge import judge
+from debubble.annexes.watch.run import read_file
 from debubble.measure.store import Store
 
 pytestmark = pytest.mark.slow
@@ -61,15 +61,15 @@ def asking(url, tokens):
 
 def configure(folder, server):
     source = (
-        f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nserver = "{server}"\n'
-        'kind = "vllm"\nevery = "100ms"\nseconds = "100ms"\naround = "0s"\n'
-        'settle = "0s"\npoll = "50ms"\nkeep = 2\n'
+        f'[[source]]\nname = "chat"\nfolder = "{folder}/traces"\nsettle = "0s"\npoll = "50ms"\n'
+        f'keep = 2\n[source.server]\nurl = "{server}"\nkind = "vllm"\nevery = "100ms"\n'
+        'seconds = "100ms"\n'
     )
     return write_config(folder, sources=source, more=f"[drift]\nreference = {REFERENCE}\n")
 
 
 def alerts(watch):
-    return watch.data("/api/alerts")["alerts"]
+    return watch.data()["alerts"]
 
 
 @contextmanager
@@ -114,12 +114,11 @@ def remember_short_requests(folder):
     """Have a store in which this source was captured before, serving short requests alone."""
     store = Store(f"sqlite:///{folder}/history.db")
     journal = Journal(store)
-    judge = Judge(journal=journal, settings=Drift(reference=REFERENCE))
+    settings = Drift(reference=REFERENCE)
     for number in range(REFERENCE):
-        claim = journal.claim("chat", str(number), (), now_s=float(number))
-        known = analysis(sampled([0.01]), bucket=1024, counts={1024: 20.0})
-        follow = partial(lambda one, on, finding: judge.follow(on, one, finding), claim)
-        journal.finish(claim, known, now_s=1.0, follow=follow)
+        capture = journal.claim("chat", str(number), (), now_s=float(number))
+        known = analysis(sampled([0.01]), bucket=1024, requests={1024: 20.0})
+        journal.finish(capture, known, now_s=1.0, judge=partial(judge, settings=settings))
     store.close()
 
 
@@ -135,21 +134,21 @@ def find_shift(tmp_path, learn):
             watch.wait_for("alert", kind="traffic_moved")
         after = sum(one.get("event") == "analysed" for one in watch.events)
         assert after - before <= DELAY + 2  # two captures may still be of the old load
-        watch.ask_until("/api/alerts", lambda data: data["alerts"])
+        watch.ask_until(lambda data: data["alerts"])
         (moved,) = [one for one in alerts(watch) if one["kind"] == "traffic_moved"]
-        assert moved["before"] == {"1024": 1.0}
-        assert "8192" in moved["after"]
-        change = moved["batch_latency_s"]
+        assert moved["data"]["before"] == {"1024": 1.0}
+        assert "8192" in moved["data"]["after"]
+        change = moved["data"]["batch_latency_s"]
         parts = change["traffic_moved"] + change["buckets_slower"]
         assert parts == pytest.approx(change["after"] - change["before"])
-        (shown,) = watch.data("/api/pipelines")["pipelines"]
-        assert shown["latest"]["context_source"] == "server"
+        latest = watch.pipelines()["chat"]["captures"][0]
+        assert latest["finding"]["context_source"] == "server"
         with prometheus(tmp_path, watch.url.removeprefix("http://")) as url:
             if url is not None:
                 wait_until(lambda: "DebubbleTrafficMoved" in firing(url), "no alert fires")
-        status, _, _ = watch.ask(f"/api/alerts/{moved['id']}/acknowledge", method="POST")
-        assert status == 200
-        shown = watch.data("/api/alerts")["alerts"]
+        status, _, _ = watch.ask(f"/alerts/{moved['id']}/acknowledge", method="POST")
+        assert status == 303
+        shown = watch.data()["alerts"]
         assert all(one["acknowledged_s"] for one in shown if one["kind"] == "traffic_moved")
         assert watch.stop() == 0
         return change

@@ -1,4 +1,4 @@
-"""Each capture once, whoever is killed; alerts once, until somebody says that he knows."""
+"""Each capture once, whoever is killed; alerts once, until somebody acknowledges them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sqlalchemy as sa
 from support.measurements import sampled
 from support.services.watch_service import analysis
 
-from debubble.annexes.watch import tables
 from debubble.annexes.watch.analyse import Outcome
-from debubble.annexes.watch.journal import MOST_DEATHS, Journal
+from debubble.annexes.watch.journal import Journal, captures
+from debubble.annexes.watch.judge import Alert, State
 from debubble.measure.store import Store
 
 
@@ -20,153 +20,122 @@ def journal(url):
     store.close()
 
 
-def claim(journal, key="a", source="s"):
-    return journal.claim(source, key, (f"/t/{key}.json",), now_s=1.0)
+def claim(journal, key="a", pipeline="s"):
+    return journal.claim(pipeline, key, (f"/t/{key}.json",), now_s=1.0)
 
 
-def finish(journal, one, result=None, follow=lambda *_: None):
-    return journal.finish(one, result or analysis(sampled([0.1])), now_s=2.0, follow=follow)
+def quiet(state, _capture, _earlier):
+    return state, []
 
 
-def test_a_capture_is_claimed_once(journal):
-    assert claim(journal) is not None
-    assert claim(journal) is None
-    assert claim(journal, source="other") is not None
+def finish(journal, capture, outcome=None, judge=quiet, targets=()):
+    outcome = outcome or analysis(sampled([0.1]))
+    return journal.finish(capture, outcome, now_s=2.0, judge=judge, targets=targets)
 
 
 def test_a_result_is_stored_once_with_its_measurement(journal):
-    one = claim(journal)
-    assert finish(journal, one)
-    assert not finish(journal, one)
+    capture = claim(journal)
+    assert finish(journal, capture) == []
+    assert finish(journal, capture) is None
     (record,) = journal.store.named("s")
     assert record.tags == {"watch": "a"}
-    assert journal.outcomes("s") == {"stored": 1}
-    assert journal.points("s", most=5)["batch_latency_s"] == [(1.0, 512, 0.1)]
+    assert (journal.counts("s"), journal.ended_keys("s")) == ({"stored": 1}, {"a"})
+    (stored,) = journal.captures("s")
+    assert stored.finding.metrics["batch_latency_s"] == 0.1
+    assert journal.capture(stored.id) == (stored, "")
 
 
 def test_nothing_is_stored_where_what_follows_fails(journal):
-    one = claim(journal)
+    capture = claim(journal)
 
     def fail(*_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        finish(journal, one, follow=fail)
-    assert journal.outcomes("s") == {"claimed": 1}
+        finish(journal, capture, judge=fail)
+    assert journal.counts("s") == {"claimed": 1}
     assert journal.store.records() == ()
-    assert finish(journal, one)
+    assert finish(journal, capture) == []
 
 
-def test_claims_of_a_dead_service_are_taken_up_however_often_it_dies(journal):
-    claim(journal)
-    for _ in range(50):
-        (one,) = journal.unfinished(["s"], now_s=3.0)
-        assert (one.deaths, one.files) == (0, ("/t/a.json",))
+def test_a_claim_that_did_not_end_is_found_again_with_its_attempts(journal):
+    capture = claim(journal)
+    assert (capture.attempts, journal.ended_keys("s")) == (0, frozenset())
+    journal.begin(capture)
+    again = claim(journal)
+    assert (again.id, again.attempts) == (capture.id, 1)
+    journal.begin(again)
+    journal.put_back(again)  # it stopped, and did not die of it
+    assert claim(journal).attempts == 1
+    assert claim(journal, pipeline="other").attempts == 0
 
 
-def test_a_capture_with_which_the_service_dies_again_and_again_is_given_up(journal):
-    claim(journal, "a")
-    claim(journal, "b")
-    for deaths in range(MOST_DEATHS):
-        found = journal.unfinished(["s"], now_s=3.0)
-        assert [(one.key, one.deaths) for one in found][-1] == ("a" if deaths else "b", deaths)
-        journal.count_death(next(one for one in found if one.key == "a"))
-    assert [one.key for one in journal.unfinished(["s"], now_s=3.0)] == ["b"]
-    (row,) = journal.given_up(["s"])
-    assert (row.key, row.problem) == ("a", "the service died 5 times while it was analysed")
-
-
-def test_a_service_that_stops_holds_nothing_against_a_capture(journal):
-    claim(journal)
-    for _ in range(2 * MOST_DEATHS):
-        (one,) = journal.unfinished(["s"], now_s=3.0)
-        journal.count_death(one)
-        journal.put_back(one)
-    assert len(journal.unfinished(["s"], now_s=3.0)) == 1
-
-
-def test_what_was_given_up_is_taken_up_once_when_it_is_asked_for(journal):
-    finish(journal, claim(journal), Outcome(problem="took too long", given_up=True))
+def test_what_failed_is_forgotten_when_it_is_to_be_tried_again(journal):
+    finish(journal, claim(journal), Outcome(problem="took too long"))
     finish(journal, claim(journal, "b"), Outcome(problem="is empty"))
-    assert [row.key for row in journal.given_up(["s", "other"])] == ["a"]
-    assert journal.retry(["other"]) == 0
-    assert journal.retry(["s"]) == 1
-    assert journal.given_up(["s"]) == ()
-    assert journal.asked_again(["other"]) == ()
-    (one,) = journal.asked_again(["s"])
-    assert (one.key, one.deaths) == ("a", 0)
-    assert journal.asked_again(["s"]) == ()
-    assert finish(journal, one)
-    assert journal.outcomes("s") == {"stored": 1, "unreadable": 1}
-    assert journal.retry(["s"], 2) == 1
+    finish(journal, claim(journal, "c"))
+    assert journal.retry(["other"]) == ()
+    assert [capture.problem for capture in journal.retry(["s"], 2)] == ["is empty"]
+    assert journal.retry(["s"], 3) == ()
+    assert [capture.key for capture in journal.retry(["s", "other"])] == ["a"]
+    assert journal.ended_keys("s") == {"c"}
 
 
-def test_a_capture_that_cannot_be_read_is_recorded_as_such(journal):
-    finish(journal, claim(journal), Outcome(problem="is empty"))
-    (row,) = journal.captures("s", most=5)
-    assert (row.state, row.problem, row.finding) == ("unreadable", "is empty", None)
-    assert claim(journal) is None
-    assert journal.latest("s") is None
+def up(kind="bucket_slower"):
+    def judge(state, capture, _earlier):
+        alert = Alert(pipeline="s", kind=kind, subject="x/512", message="m", raised_s=5.0,
+                      capture_id=capture.id, data={})  # fmt: skip
+        return state, [alert]
 
-
-def raise_alert(journal, one, targets=()):
-    with journal.store.transaction() as connection:
-        return journal.raise_alert(
-            connection, one, "bucket_slower", "x/512", {"message": "m"}, at_s=5.0, targets=targets
-        )
+    return judge
 
 
 def test_an_alert_is_raised_once_until_it_is_acknowledged(journal):
-    one = claim(journal)
-    number = raise_alert(journal, one)
-    assert raise_alert(journal, one) is None
-    followed = []
-    assert journal.acknowledge(number, now_s=6.0, follow=lambda _, alert: followed.append(alert))
-    assert [alert.subject for alert in followed] == ["x/512"]
-    assert not journal.acknowledge(number, now_s=7.0, follow=lambda *_: None)
-    assert raise_alert(journal, one) is not None
+    assert len(finish(journal, claim(journal, "a"), judge=up())) == 1
+    assert finish(journal, claim(journal, "b"), judge=up()) == []
+    (alert,) = journal.alerts()
+    closed = State(accepted_plan="a new one")
+    assert journal.acknowledge(alert.id, now_s=6.0, accept=lambda _state, _alert: closed)
+    assert journal.state("s", State) == closed
+    assert not journal.acknowledge(alert.id, now_s=7.0, accept=lambda *_: closed)
+    assert len(finish(journal, claim(journal, "c"), judge=up())) == 1
+    assert [known.acknowledged_s for known in journal.alerts()] == [None, 6.0]
 
 
-def test_a_webhook_gets_each_alert_once_and_later_again_where_it_failed(journal):
-    raise_alert(journal, claim(journal), targets=["http://a", "http://b"])
-    (first,) = journal.due("http://a", now_s=5.0, most_attempts=2)
-    (second,) = journal.due("http://b", now_s=5.0, most_attempts=2)
-    journal.delivered(first, now_s=6.0)
-    journal.postpone(second, "refused", next_s=100.0)
-    assert journal.due("http://b", now_s=99.0, most_attempts=2) == ()
-    (again,) = journal.due("http://b", now_s=100.0, most_attempts=2)
-    assert journal.due("http://b", now_s=100.0, most_attempts=1) == ()
-    assert (again.target, again.attempts) == (second.target, 1)
+def test_each_webhook_gets_each_alert_once(journal):
+    finish(journal, claim(journal), judge=up(), targets=["http://a", "http://b"])
+    (alert,) = journal.undelivered("http://a", since_s=1.0)
+    journal.delivered(alert, "http://a", now_s=6.0)
+    assert journal.undelivered("http://a", since_s=1.0) == ()
+    assert journal.undelivered("http://b", since_s=1.0) == (alert,)
+    assert journal.undelivered("http://b", since_s=100.0) == ()
 
 
 def test_only_the_newest_raw_traces_are_kept(journal):
     for key in "abcd":
         finish(journal, claim(journal, key))
     gone = journal.prunable("s", keep=2)
-    assert [files for _, files in gone] == [("/t/b.json",), ("/t/a.json",)]
-    journal.forget_files(gone[0][0])
-    assert [files for _, files in journal.prunable("s", keep=2)] == [("/t/a.json",)]
+    assert [capture.files for capture in gone] == [("/t/b.json",), ("/t/a.json",)]
+    journal.forget_files(gone[0])
+    assert [capture.files for capture in journal.prunable("s", keep=2)] == [("/t/a.json",)]
 
 
-def test_a_capture_gets_the_traffic_of_its_own_trigger(journal):
-    first = journal.begin_trigger("s", now_s=10.0)
-    journal.end_trigger(first, now_s=12.0, traffic={512: 3.0})
-    second = journal.begin_trigger("s", now_s=20.0)
-    journal.end_trigger(second, now_s=22.0, traffic={2048: 4.0})
-    assert journal.traffic_at("s", 11.0) == {512: 3.0}
-    assert journal.traffic_at("s", 21.0) == {2048: 4.0}
-    assert journal.traffic_at("s", 9.0) == {}
-    assert journal.last_trigger("s") == 20.0
+def test_what_another_version_stored_is_shown_without_its_finding(journal):
+    finish(journal, claim(journal))
+    with journal.store.transaction() as connection:
+        connection.execute(sa.text("UPDATE watch_captures SET finding = '{\"of\": 2}'"))
+        connection.execute(sa.text("UPDATE watch_states SET data = '{\"mix\": 2}'"))
+    assert journal.captures("s")[0].finding is None
+    assert journal.state("s", State) == State()
 
 
 def test_a_store_of_the_history_alone_gets_the_tables_of_the_service_and_keeps_its_records(url):
     store = Store(url)
     store.add("before", sampled([0.1]), now_s=1, tags={})
     with store.transaction() as connection:
-        assert not sa.inspect(connection).has_table(tables.captures.name)
+        assert not sa.inspect(connection).has_table(captures.name)
     journal = Journal(store)
-    assert finish(journal, claim(journal))
-    # Once more over tables that are there, as those of every store of version 3 were.
-    assert Journal(store).outcomes("s") == {"stored": 1}
+    assert finish(journal, claim(journal)) == []
+    assert Journal(store).counts("s") == {"stored": 1}  # once more over tables that are there
     assert [record.name for record in store.records()] == ["before", "s"]
     store.close()

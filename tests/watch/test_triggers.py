@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from contextlib import contextmanager
@@ -63,12 +64,16 @@ def engine(folder):
         yield one
 
 
-def source(one, *, every="300ms", seconds="200ms", around="0s", more=""):
+def source_of(name, folder, url, kind, *, every="300ms", seconds="200ms"):
     return (
-        f'[[source]]\nname = "{one.folder.name}"\nfolder = "{one.folder}"\nserver = "{one.url}"\n'
-        f'kind = "vllm"\nevery = "{every}"\nseconds = "{seconds}"\n'
-        f'settle = "0s"\npoll = "100ms"\naround = "{around}"\n{more}'
+        f'[[source]]\nname = "{name}"\nfolder = "{folder}"\nsettle = "0s"\npoll = "100ms"\n'
+        f'[source.server]\nurl = "{url}"\nkind = "{kind}"\nevery = "{every}"\n'
+        f'seconds = "{seconds}"\n'
     )
+
+
+def source(one, **words):
+    return source_of(one.folder.name, one.folder, one.url, "vllm", **words)
 
 
 def configure(folder, engines, *, witness=None, **said):
@@ -138,3 +143,44 @@ def test_a_server_that_is_captured_is_not_captured_again_at_once_after_a_restart
             watch.wait_for("capturing", count=4, source="b")
             assert watch.stop() == 0
         assert one.captures == 1
+
+
+class Sglang:
+    """Profiles from one order to the next into the folder that is ordered; tells its prompts."""
+
+    def __init__(self):
+        self.orders = []
+        self.served = 0
+
+    def order(self, path, body):
+        if path == "/start_profile":
+            self.orders.append(json.loads(body))
+            self.served += 10
+            return 200, "Start profiling.\n"
+        for rank in range(4):
+            name = f"{self.orders[-1]['output_dir']}/PP-{rank}-rank{rank}.trace.json.gz"
+            shutil.copy(H200 / "fwd_closed_m4" / f"rank{rank}.json.gz", name)
+        return 200, "Stop profiling.\n"
+
+    def page(self):
+        name, labels = "sglang:prompt_tokens_histogram_bucket", 'model_name="m"'
+        bounds = (("300.0", 0), ("500.0", self.served), ("+Inf", self.served))
+        lengths = "".join(f'{name}{{le="{le}",{labels}}} {count}\n' for le, count in bounds)
+        ranks = (f'{{{labels},pp_rank="{rank}",tp_rank="0"}}' for rank in range(4))
+        return lengths + "".join(f"sglang:num_queue_reqs{one} 3.0\n" for one in ranks)
+
+
+@pytest.mark.slow
+def test_sglang_is_captured_and_its_prompts_say_the_context_length(tmp_path):
+    """Four ranks tell the same queue of three: that is no pressure, though twelve would be."""
+    engine = Sglang()
+    with serving(engine.page, engine.order) as url:
+        sources = source_of("chat", tmp_path / "traces", url, "sglang")
+        with Watching(write_config(tmp_path, sources=sources)) as watch:
+            watch.wait_for("analysed")
+            shown = watch.ask_until(lambda data: data["pipelines"][0]["standings"])
+            assert watch.stop() == 0
+    finding = shown["pipelines"][0]["captures"][-1]["finding"]
+    assert (finding["context_source"], finding["bucket"]) == ("server", 512)
+    assert finding["requests"] == {"512": 10.0}
+    assert engine.orders[0]["output_dir"] == str(tmp_path / "traces")

@@ -21,7 +21,6 @@ from statistics import fmean, median
 from typing import Literal
 
 Direction = Literal["up", "down"]
-Sides = Literal["up", "down", "both"]
 
 REFERENCE = 40
 # The least that is worth waking somebody for, of the level or, of shares, in shares.
@@ -37,7 +36,8 @@ _DRAWN_IN = 2.5
 class Chart:
     """How a figure is watched."""
 
-    sides: Sides
+    worse: Direction
+    """Where it goes when things get worse."""
     reference: int = REFERENCE
     min_change: float = MIN_CHANGE
     is_share: bool = False
@@ -121,26 +121,21 @@ def settle(values: tuple[float, ...], chart: Chart) -> tuple[float, float]:
     return level, max(matters, spread, of_runs) or 1.0
 
 
-def alarm(track: Track, chart: Chart) -> Direction | None:
-    """Return where the level went, where it is beyond doubt."""
-    if chart.sides != "down" and track.up.sum >= STAYS:
-        return "up"
-    if chart.sides != "up" and track.down.sum >= STAYS:
-        return "down"
-    return None
-
-
 def score(track: Track, chart: Chart) -> float:
-    """Return how near an alarm is: 1 is one."""
-    sums = {"up": track.up.sum, "down": track.down.sum, "both": track.moving.sum}
-    return sums[chart.sides] / STAYS
+    """Return how near an alarm is: 1 or more is one."""
+    return (track.up if chart.worse == "up" else track.down).sum / STAYS
 
 
-def first_alarm(values: Iterable[float], sides: Sides = "up") -> int | None:
-    """Return the index of the first value that raises an alarm; None where none does."""
-    chart, track = Chart(sides=sides), Track()
+def is_alarm(track: Track, chart: Chart) -> bool:
+    """Tell whether the level is worse, beyond doubt."""
+    return score(track, chart) >= 1
+
+
+def first_alarm(values: Iterable[float]) -> int | None:
+    """Return the index of the first value that raises an alarm of more; None where none does."""
+    chart, track = Chart(worse="up"), Track()
     for index, value in enumerate(values):
         track = advance(track, value, chart, index)
-        if alarm(track, chart):
+        if is_alarm(track, chart):
             return index
     return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from debubble.cli.gates import close_gate, refuse_doubted, refuse_to_judge
-from debubble.cli.history import recall, recall_predictions, with_tokens
+from debubble.cli.history import recall, recall_predictions
 from debubble.cli.options import (
     Manners,
     Reader,
@@ -33,7 +33,7 @@ from debubble.units import NS_PER_S, counted, parse_share
 
 if TYPE_CHECKING:
     from debubble.analysis import Analysis
-    from debubble.measure.comparison import Comparison, Verdict
+    from debubble.measure.compare import Comparison, Verdict
     from debubble.measure.measurement import Measurement
     from debubble.measure.prediction import Prediction
     from debubble.report.html.views import PipelineView
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def parse_verdicts(text: str) -> frozenset[Verdict]:
     """Read `worse,unsafe_memory`."""
-    from debubble.measure.comparison import Verdict
+    from debubble.measure.compare import Verdict
 
     known = [verdict.value for verdict in Verdict]
     words = [word.strip() for word in text.split(",")]
@@ -49,14 +49,6 @@ def parse_verdicts(text: str) -> frozenset[Verdict]:
     if wrong:
         raise UsageError(f"{wrong[0]!r} is no verdict", hint=f"some of {', '.join(known)}")
     return frozenset(Verdict(word) for word in words)
-
-
-def _parse_tokens(text: str) -> tuple[int, int | None]:
-    """Read `4096`, or `4096,2048`: of two runs."""
-    parts = text.split(",")
-    if len(parts) > 2 or not all(part.strip().isdigit() and int(part) for part in parts):
-        raise UsageError(f"{text!r} is no number of tokens", hint="write 4096, or 4096,2048")
-    return int(parts[0]), int(parts[1]) if len(parts) > 1 else None
 
 
 @click.command(
@@ -75,12 +67,6 @@ def _parse_tokens(text: str) -> tuple[int, int | None]:
     type=parse_share,
     metavar="SHARE",
     help="Smallest change that matters.  [default: the spread of repeated runs]",
-)
-@input_option(
-    "--tokens",
-    type=_parse_tokens,
-    metavar="N[,N]",
-    help="Tokens of a microbatch, before and after.",
 )
 @memory_limit_option
 @input_option(
@@ -109,7 +95,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     after: str,
     pipeline: int | None,
     threshold: float | None,
-    tokens: tuple[int, int | None] | None,
     limit_bytes: int | None,
     predicted: str | None,
     change: str | None,
@@ -123,19 +108,14 @@ def command(  # noqa: PLR0913 (one argument a flag)
 
     Commas join captures of one setting. Result files of load generators are taken, too.
     """
-    from debubble.measure.compare import DEFAULT_THRESHOLD, compare, compare_causes
-    from debubble.measure.comparison import Verdict
+    from debubble.measure.compare import DEFAULT_THRESHOLD, Verdict, compare, compare_causes
     from debubble.report.answers.compare import answer_compare
     from debubble.report.compare import compare_page
     from debubble.report.html.reports import paired_report
 
     failing = fail_on or frozenset()
-    counts = (None, None) if tokens is None else (tokens[0], tokens[1] or tokens[0])
     sides = [_measure(words, reader, pipeline, store, manners) for words in (before, after)]
     gaps = [gap for side in sides for gap in side.gaps]
-    first, second = (
-        with_tokens(side.measurement, count) for side, count in zip(sides, counts, strict=True)
-    )
     kept = sides[0].predicted(store) if predicted is None else read_predictions(predicted)
     if change is not None and change not in {each.words for each in kept}:
         raise UsageError(
@@ -145,8 +125,8 @@ def command(  # noqa: PLR0913 (one argument a flag)
             else "plan BEFORE --save NAME keeps what is predicted of it",
         )
     comparison = compare(
-        replace(first, predicted=kept),
-        second,
+        replace(sides[0].measurement, predicted=kept),
+        sides[1].measurement,
         change=change,
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         limit_bytes=limit_bytes,
@@ -216,7 +196,7 @@ class _Side:
 
 def _next_command(after: str, comparison: Comparison) -> str:
     """Name what to look at next, where AFTER is one place with traces in it."""
-    from debubble.measure.comparison import Verdict
+    from debubble.measure.compare import Verdict
 
     if comparison.after.served is not None or (not is_url(after) and not Path(after).exists()):
         return ""

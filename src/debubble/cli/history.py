@@ -7,8 +7,6 @@ import shlex
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -30,9 +28,9 @@ from debubble.errors import Gap, MissingExtra, RunNotFound, StoreError, UsageErr
 from debubble.units import printable
 
 if TYPE_CHECKING:
-    from debubble.measure.measurement import Measurement
+    from debubble.measure.measurement import Measurement, Record
     from debubble.measure.prediction import Prediction
-    from debubble.measure.store import Record, Store
+    from debubble.measure.store import Store
 
 
 @click.group(
@@ -61,7 +59,6 @@ def command(context: click.Context, *, store: str | None, manners: Manners) -> N
     "--name", required=True, help="Name of the measurement; it may hold several captures."
 )
 @input_option("--tag", "tags", multiple=True, metavar="KEY=VALUE", help="Tag of the measurement.")
-@input_option("--tokens", type=click.IntRange(min=1), metavar="N", help="Tokens of a microbatch.")
 @pipeline_option
 @store_option
 @trace_options
@@ -71,14 +68,13 @@ def add(  # noqa: PLR0913 (one argument a flag)
     traces: tuple[str, ...],
     name: str,
     tags: tuple[str, ...],
-    tokens: int | None,
     pipeline: int | None,
     store: str | None,
     reader: Reader,
     manners: Manners,
 ) -> None:
     """Measure the run of TRACES and keep it."""
-    from debubble.measure.store import Record
+    from debubble.measure.measurement import Record
     from debubble.report.answers.compare import answer_history
     from debubble.report.compare import history_page
     from debubble.timeline.fleet.survey import Question
@@ -87,9 +83,8 @@ def add(  # noqa: PLR0913 (one argument a flag)
     pairs = parse_tags(tags)
     measured = reader.analyse(traces, Question(pipeline=pipeline), manners)
     gaps = measured.measured_warnings
-    kept = with_tokens(measured.measurement, tokens)
+    kept, now_s = measured.measurement, time.time()
     with opened(store) as history:
-        now_s = time.time()
         number = history.add(name, kept, now_s=now_s, tags=pairs)
     record = Record(number=number, name=name, created_s=now_s, measurement=kept, tags=pairs)
     answer = answer_history([record], gaps)
@@ -123,18 +118,6 @@ def _print_records(
     finish(history_page(answer), answer, manners)
 
 
-@command.command("tag")
-@click.argument("name")
-@click.argument("tags", nargs=-1, required=True)
-@store_option
-def tag(*, name: str, tags: tuple[str, ...], store: str | None) -> None:
-    """Tag the measurements of NAME: TAGS are KEY=VALUE."""
-    pairs = parse_tags(tags)
-    with opened(store) as history:
-        count = history.tag(name, pairs)
-    click.echo(f"{count} tagged.")
-
-
 @command.command("prune")
 @limit_option(
     "--keep",
@@ -150,11 +133,6 @@ def prune(*, keep: int, name: str | None, store: str | None) -> None:
     with opened(store) as history:
         count = history.prune(keep=keep, name=name)
     click.echo(f"{count} dropped.")
-
-
-def with_tokens(measurement: Measurement, tokens: int | None) -> Measurement:
-    """Add the tokens of a microbatch, where the user knows them."""
-    return measurement if tokens is None else replace(measurement, tokens=tokens)
 
 
 def check_name(name: str) -> None:
@@ -184,30 +162,27 @@ def opened(url: str | None, *, read_only: bool = False) -> Iterator[Store]:
 
 
 @contextmanager
-def opened_if_any(url: str | None, *, read_only: bool = False) -> Iterator[Store | None]:
-    """Lend the store; None where nobody named one and its extra is missing, or none was kept."""
-    from debubble.measure.store import Store, default_url, store_url
-
-    user_file = default_url(os.environ, Path.home()).removeprefix("sqlite:///")
-    store = None
-    if url is not None or not read_only or Path(user_file).exists():
-        try:
-            store = Store(store_url(url), read_only=read_only)
-        except MissingExtra:
-            if url is not None:
-                raise
+def opened_if_any(url: str | None) -> Iterator[Store | None]:
+    """Lend the store to read; None where nobody named one and none was kept, nor could be."""
     try:
+        from debubble.measure.store import user_file
+    except MissingExtra:
+        if url is not None:
+            raise
+        yield None
+        return
+    if url is None and not user_file().exists():
+        yield None
+        return
+    with opened(url, read_only=True) as store:
         yield store
-    finally:
-        if store is not None:
-            store.close()
 
 
 def recall(name: str, stated: str | None) -> list[Measurement]:
     """Return what the history holds under a name; nothing where there is no history at all."""
     if os.path.lexists(name) or "://" in name:
         return []
-    with opened_if_any(stated, read_only=True) as store:
+    with opened_if_any(stated) as store:
         try:
             return [] if store is None else [record.measurement for record in store.named(name)]
         except RunNotFound:
@@ -217,7 +192,7 @@ def recall(name: str, stated: str | None) -> list[Measurement]:
 def recall_predictions(runs: Sequence[Measurement], stated: str | None) -> tuple[Prediction, ...]:
     """Return what the history holds of changes to runs; nothing where there is no history."""
     try:
-        with opened_if_any(stated, read_only=True) as store:
+        with opened_if_any(stated) as store:
             if store is None:
                 return ()
             return tuple(kept for run in runs for kept in store.predicted_of(run))

@@ -10,24 +10,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import fmean
 from typing import TypeAlias, TypeVar
 
 from debubble.ledger.causes import CAUSES, Cause
-from debubble.measure.comparison import (
-    CauseChange,
-    Comparison,
-    Confidence,
-    Delta,
-    Difference,
-    Direction,
-    MemoryChange,
-    Verdict,
-)
 from debubble.measure.measurement import Measurement, ServerSamples
 from debubble.measure.prediction import (
     SAME_BATCH,
+    PredictionCheck,
     batches_of,
     check_prediction,
     find_prediction,
@@ -35,6 +27,7 @@ from debubble.measure.prediction import (
 from debubble.measure.statistics import (
     ALPHA,
     RankTest,
+    Spread,
     can_be_tested,
     detectable_change,
     difference_interval,
@@ -49,9 +42,120 @@ from debubble.timeline.job import Basis
 from debubble.timeline.model import FEWEST_STEPS
 from debubble.units import counted
 
+
+class Verdict(StrEnum):
+    """What came of a change."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    NO_CLEAR_CHANGE = "no_clear_change"
+    NOT_COMPARABLE = "not_comparable"
+    UNSAFE_MEMORY = "unsafe_memory"
+
+
+class Confidence(StrEnum):
+    """What the verdict rests on."""
+
+    TESTED = "tested"
+    INDICATIVE = "indicative"
+
+
+class Direction(StrEnum):
+    """What one number did."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What a number did: a share of itself; of the bubble, in points."""
+
+    before: Spread | None
+    after: Spread | None
+    change: float | None
+    """After over before, minus 1; of a bubble, after minus before."""
+    ci: tuple[float, float] | None
+    """Where the change lies, at 95 %."""
+    p: float | None
+    direction: Direction
+    tested: bool
+    """False: too few samples for any test; the direction is an indication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryChange:
+    """The peak of one rank before and after, and what is left."""
+
+    rank: int
+    before_bytes: int | None
+    after_bytes: int | None
+    limit_bytes: int | None
+    headroom_bytes: int | None
+    """What is left after the change."""
+    unsafe: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Something besides the numbers that is not the same."""
+
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CauseChange:
+    """A cause of the ledger, as shares of the batch, or of the time of a stream."""
+
+    cause: str
+    before_fraction: float
+    after_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two measurements, and what to make of them."""
+
+    before: Measurement
+    after: Measurement
+    verdict: Verdict
+    confidence: Confidence
+    decided_by: str
+    """The number that decides: batch_latency, or throughput where batches differ."""
+    bases: tuple[Basis, Basis]
+    """Of the times before and after: the same, unless a side has none on the other's."""
+    deltas: dict[str, Delta]
+    """What each number did, by its name."""
+    memory: tuple[MemoryChange, ...]
+    setting: tuple[Difference, ...]
+    """What was changed: schedule, split, microbatches."""
+    environment: tuple[Difference, ...]
+    """What changed beside it: devices, versions, the profiler's own settings."""
+    reasons: tuple[str, ...]
+    """Why they cannot be compared, or why the verdict is not what one number says."""
+    notes: tuple[str, ...]
+    needed: int | None
+    """Samples a side that would show such a change; None where that cannot be told."""
+    detectable: float | None
+    """The smallest change that these samples would show."""
+    threshold: float
+    predicted: PredictionCheck | None
+    """What a plan had predicted of it; None where nothing is kept of this change."""
+    throughput_unit: str
+    """tokens, or microbatches (of the size they have before)."""
+
+    @property
+    def deciding(self) -> Delta:
+        """What the number that decides did."""
+        return self.deltas[self.decided_by]
+
+
 _Sample = TypeVar("_Sample")
-_Pair: TypeAlias = tuple[_Sample, _Sample]
-_Lengths: TypeAlias = _Pair[tuple[float, ...]]
+_Samples: TypeAlias = dict[str, tuple[float, ...]]
+"""Samples by name."""
 
 # Runs of the same job on another day differ by as much; smaller gains are not worth a change.
 DEFAULT_THRESHOLD = 0.02
@@ -84,18 +188,25 @@ def compare(
     """
     wanted, (before, after) = (before, after), match_contexts(before, after)
     bases, impossible = shared_basis(before, after), why_not(*wanted)
-    first, second = before.served, after.served
-    if first is not None and second is not None:
-        sides, decided_by = _served_sides(first, second)
-        impossible = (*impossible, *_other_load(first, second))
-        notes = tuple(_served_notes(first, second))
+    served = before.served is not None and after.served is not None
+    first, second = (
+        _served_samples(side.served) if served and side.served else _samples_of(side, basis)
+        for side, basis in zip((before, after), bases, strict=True)
+    )
+    if before.served is not None and after.served is not None:
+        decided_by = "request_latency" if before.served.open_loop else "throughput"
+        impossible = (*impossible, *_other_load(before.served, after.served))
+        notes = tuple(_served_notes(before.served, after.served))
     else:
         sizes = batches_of(before, after)
         same_batch = sizes is None or abs(sizes[1] / sizes[0] - 1) <= SAME_BATCH
         by_latency = same_batch and before.kind != "stream"
         decided_by = "batch_latency" if by_latency else "throughput"
-        sides, rate_note = _sides(before, after, bases)
+        first["throughput"], second["throughput"], rate_note = _rates(
+            (before, after), (first, second)
+        )
         notes = tuple(_notes(wanted, (before, after), same_batch=same_batch, rate_note=rate_note))
+    sides = {name: (first[name], second[name]) for name in first if name in second}
     deltas = {name: _hold(name, *pair, threshold) for name, pair in sides.items()}
     decider, memory = deltas[decided_by], _memory(before, after, limit_bytes)
     if decider.change is None:
@@ -106,7 +217,7 @@ def compare(
     if impossible:
         verdict = Verdict.NOT_COMPARABLE
     kept = find_prediction(before.predicted, before, after, change)
-    counts_tokens = first is not None or (before.tokens and after.tokens)
+    counts_tokens = before.served is not None or (before.tokens and after.tokens)
     return Comparison(
         before=before,
         after=after,
@@ -128,33 +239,28 @@ def compare(
     )
 
 
-def _sides(
-    before: Measurement, after: Measurement, bases: _Pair[Basis]
-) -> tuple[dict[str, _Lengths], str]:
-    """Return the samples of each number on both sides, and what throughput is of."""
-    latencies, steps = _lengths((before, after), bases)
-    rates, rate_note = _rates(before, after, latencies, steps)
-    sides = {
-        "bubble": (before.bubble_fractions, after.bubble_fractions),
-        "batch_latency": latencies,
-        "step_time": steps,
-        "throughput": rates,
+def _samples_of(side: Measurement, basis: Basis) -> _Samples:
+    """Return the samples of each number of one side; throughput depends on the other, too."""
+    samples: _Samples = {
+        "bubble": side.bubble_fractions,
+        "batch_latency": side.batch_latencies_s(basis),
+        "step_time": side.step_times_s(basis),
+        "throughput": (),
     }
-    if bases != (before.traced, after.traced) == (Basis.PROFILED, Basis.PROFILED):
-        beside = _lengths((before, after), (before.traced, after.traced))
-        sides["profiled_batch_latency"], sides["profiled_step_time"] = beside
-    return sides, rate_note
+    if basis != side.traced == Basis.PROFILED:
+        samples["profiled_batch_latency"] = side.batch_latencies_s(side.traced)
+        samples["profiled_step_time"] = side.step_times_s(side.traced)
+    return samples
 
 
-def _served_sides(first: ServerSamples, second: ServerSamples) -> tuple[dict[str, _Lengths], str]:
-    """Return what users saw before and after, and which number decides."""
-    sides = {
-        "throughput": (first.out_per_s, second.out_per_s),
-        "ttft": (first.ttft_s, second.ttft_s),
-        "tpot": (first.tpot_s, second.tpot_s),
-        "request_latency": (first.latency_s, second.latency_s),
+def _served_samples(served: ServerSamples) -> _Samples:
+    """Return what users of one side saw."""
+    return {
+        "throughput": served.out_per_s,
+        "ttft": served.ttft_s,
+        "tpot": served.tpot_s,
+        "request_latency": served.latency_s,
     }
-    return sides, "request_latency" if first.open_loop else "throughput"
 
 
 def _other_load(first: ServerSamples, second: ServerSamples) -> Iterator[str]:
@@ -207,33 +313,28 @@ def shared_basis(before: Measurement, after: Measurement) -> tuple[Basis, Basis]
     return before.traced, after.traced
 
 
-def _lengths(sides: _Pair[Measurement], bases: _Pair[Basis]) -> tuple[_Lengths, _Lengths]:
-    """Return what batches take on both sides, and what steps take."""
-    (before, after), (first, second) = sides, bases
-    return (
-        (before.batch_latencies_s(first), after.batch_latencies_s(second)),
-        (before.step_times_s(first), after.step_times_s(second)),
-    )
-
-
 def _rates(
-    before: Measurement, after: Measurement, latencies: _Lengths, steps: _Lengths
-) -> tuple[_Lengths, str]:
-    """Return work per second, in the same unit of work on both sides.
+    sides: tuple[Measurement, Measurement], samples: tuple[_Samples, _Samples]
+) -> tuple[tuple[float, ...], tuple[float, ...], str]:
+    """Return work per second, in the same unit of work on both sides, and what it leaves out.
 
     By steps, from one to the next, where both sides have two; else by the windows.
     """
-    by_steps = min(map(len, steps)) >= FEWEST_STEPS
-    lengths = steps if by_steps else latencies
-    note = "" if by_steps or before.kind == "stream" else _OF_WINDOWS
+    before, after = sides
+    by_steps = all(len(side["step_time"]) >= FEWEST_STEPS for side in samples)
     units = (1.0, 1.0)
     if before.tokens and after.tokens:
         units = (float(before.tokens), float(after.tokens))
     elif before.message_bytes and after.message_bytes:
         units = (1.0, after.message_bytes / before.message_bytes)
-    first = tuple(units[0] * rate for rate in before.rates_per_s(lengths[0]))
-    second = tuple(units[1] * rate for rate in after.rates_per_s(lengths[1]))
-    return (first, second), note
+    first, second = (
+        tuple(
+            unit * rate
+            for rate in side.rates_per_s(known["step_time" if by_steps else "batch_latency"])
+        )
+        for unit, side, known in zip(units, sides, samples, strict=True)
+    )
+    return first, second, "" if by_steps or before.kind == "stream" else _OF_WINDOWS
 
 
 def _hold(name: str, before: Sequence[float], after: Sequence[float], threshold: float) -> Delta:

@@ -16,8 +16,7 @@ from support.processes import PATIENCE_S, wait_until
 from support.traces.recordings import H200
 
 from debubble.annexes.watch.analyse import Finding, Outcome, PlannedChange
-from debubble.annexes.watch.journal import CaptureRow
-from debubble.annexes.watch.views import capture_view
+from debubble.annexes.watch.judge import Capture
 from debubble.measure.measurement import Measurement
 
 
@@ -31,7 +30,7 @@ def write_config(folder, *, sources="", more="", store=None):
     config = folder / "watch.toml"
     listen = "" if "[listen]" in more else '[listen]\naddress = "127.0.0.1:0"\n'
     store = store or f"sqlite:///{folder}/history.db"
-    config.write_text(f'store = "{store}"\n{listen}{more}\n{source}')
+    config.write_text(f'store = "{store}"\n{more}\n{listen}{source}')
     return config
 
 
@@ -47,7 +46,8 @@ class Watching:
 
     def __init__(self, config, **patience):
         """Start it, as the verb does, or with less patience."""
-        program = "from debubble.annexes.watch.run import Path, Patience, serve; "
+        program = "from pathlib import Path; from debubble.annexes.watch.run import serve; "
+        program += "from debubble.annexes.watch.service import Patience; "
         program += f"serve(Path({str(config)!r}), None, Patience(**{patience}))"
         words = ["-m", "debubble", "watch", "--config", str(config)]
         self.process = subprocess.Popen(
@@ -97,15 +97,18 @@ class Watching:
         finally:
             connection.close()
 
-    def data(self, path):
-        status, _, text = self.ask(path)
+    def data(self):
+        status, _, text = self.ask("/api")
         assert status == 200, text
         return json.loads(text)
 
-    def ask_until(self, path, is_wanted):
-        """Ask for data until it is as wanted: what is shown is a second old at most."""
-        wait_until(lambda: is_wanted(self.data(path)), f"{path} is not as wanted")
-        return self.data(path)
+    def pipelines(self):
+        return {pipeline["name"]: pipeline for pipeline in self.data()["pipelines"]}
+
+    def ask_until(self, is_wanted):
+        """Ask for data until they are as wanted: what is shown is a second old at most."""
+        wait_until(lambda: is_wanted(self.data()), "the data are not as wanted")
+        return self.data()
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
@@ -134,7 +137,7 @@ def finding(**given):
         **{
             "bucket": 512,
             "context_source": "label",
-            "counts": {512: 10.0},
+            "requests": {512: 10.0},
             "metrics": {
                 "bubble_fraction": 0.2,
                 "batch_latency_s": 0.1,
@@ -147,35 +150,27 @@ def finding(**given):
             "hops": (),
             "plan": PlannedChange(change=""),
             "warnings": (),
-            "report": "a report",
         }
         | given
     )
 
 
-def shown_pipeline(name="train", **given):
-    """A pipeline with one capture, as it is shown."""
-    row = CaptureRow(
-        number=7,
-        source=name,
-        key=f"{given.get('report', 'a')} 1 2",
-        state="stored",
-        found_s=1.0,
-        finished_s=2.0,
-        problem=None,
-        finding=finding(**given),
+def made_up(number=7, **given):
+    """A capture as it stands, made up."""
+    return Capture(
+        **{
+            "id": number,
+            "pipeline": "train",
+            "key": f"{number}.json 1 2",
+            "state": "stored",
+            "found_s": float(number),
+            "attempts": 1,
+            "files": (),
+            "problem": None,
+            "finding": finding(),
+        }
+        | given
     )
-    return {
-        "name": name,
-        "captures": {"stored": 1, "unreadable": 2},
-        "latest": capture_view(row, whole=True),
-        "recent": [capture_view(row, whole=False)],
-        "trends": [],
-        "drift": [],
-        "reference": 40,
-        "troubles": [],
-        "given_up": [],
-    }
 
 
 def analysis(measurement: Measurement, **given):

@@ -18,8 +18,7 @@ from debubble.annexes.tune.journal import LOG, Run, clear_run
 from debubble.annexes.tune.setting import Setting
 from debubble.annexes.tune.task import Limits, Task
 from debubble.errors import Code, Gap, MachineBusy, TuneError
-from debubble.measure.compare import compare
-from debubble.measure.comparison import Comparison, Verdict
+from debubble.measure.compare import Comparison, Verdict, compare
 from debubble.plan.option import Option
 from debubble.plan.request import Stated
 from debubble.units import NS_PER_S, show_duration, show_percent, show_range

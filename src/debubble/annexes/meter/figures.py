@@ -19,7 +19,7 @@ from debubble.annexes.meter.record import END, OP, PASSES, PEER, STAGE, START, S
 from debubble.units import NS_PER_S
 
 # A job has many ranks, and steps enough: the reference may be longer than that of captures.
-CHART = drift.Chart(sides="up", reference=4 * drift.REFERENCE)
+CHART = drift.Chart(worse="up", reference=4 * drift.REFERENCE)
 _REMEMBERED_STEPS = 32
 
 
@@ -130,14 +130,14 @@ class RankFigures:
         self.recent.append(figures)
         if disturbed or figures.busy_ns <= 0:
             return False
-        before = drift.alarm(self.track, CHART)
+        before = drift.is_alarm(self.track, CHART)
         self.track = drift.advance(self.track, figures.busy_ns, CHART, figures.number)
-        return before is None and drift.alarm(self.track, CHART) is not None
+        return not before and drift.is_alarm(self.track, CHART)
 
     def report(self) -> RankReport:
         """Return what the others are told."""
         track, since, slower_by = self.track, self.track.up.since, 0.0
-        if drift.alarm(track, CHART) and track.level is not None and track.recent is not None:
+        if drift.is_alarm(track, CHART) and track.level is not None and track.recent is not None:
             slower_by = track.recent / track.level - 1
         return RankReport(
             rank=self.rank,

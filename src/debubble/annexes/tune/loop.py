@@ -22,7 +22,7 @@ from debubble.annexes.tune.server import Service
 from debubble.annexes.tune.setting import Setting
 from debubble.annexes.tune.standing import Candidate, Candidates, Standing
 from debubble.annexes.tune.task import Budget, Limits, Task
-from debubble.measure.comparison import Verdict
+from debubble.measure.compare import Verdict
 
 # A run that takes this many times as long as the longest good one, and a minute, hangs: starting
 # up on a busy machine may take long, but not so long.

@@ -1,18 +1,22 @@
-"""The files of one capture in → all that is kept of it. Runs in a worker process."""
+"""The files of one capture in → all that is kept of it, found out in a process apart."""
 
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+import msgspec
 
 from debubble.analysis import Analysis, analyse_found
-from debubble.annexes.watch.supervise import PATIENCE
-from debubble.errors import DebubbleError, NoPipeline, NoSplitFits, UsageError
+from debubble.annexes.watch.log import log
+from debubble.errors import Code, DebubbleError, NoPipeline, NoSplitFits, UsageError
 from debubble.ledger.hop_health import HopHealth
 from debubble.links.hop_times import Verdict
 from debubble.measure.measurement import Measurement, context_bucket, middle
@@ -22,7 +26,7 @@ from debubble.report.answers.change import describe
 from debubble.report.answers.find import answer_find
 from debubble.report.answers.server_plan import answer_server_plan
 from debubble.report.find import find_page
-from debubble.report.text import Page, print_page
+from debubble.report.text import print_page
 from debubble.timeline.figures import PipelineFigures
 from debubble.timeline.fleet.survey import Means
 from debubble.timeline.job import JobFacts
@@ -32,16 +36,13 @@ from debubble.units import NS_PER_S
 
 UNKNOWN_BUCKET = 0
 """Where nobody told the context length."""
-THEORY, CAUSE = "theory", "cause/"
-"""What points are called that are no metric: the second is followed by the cause."""
-# Room for what is shown; a report of a thousand ranks is not.
-_LONGEST_REPORT = 64_000
 # Clocks that count from a machine's start are younger than those that count from 1970.
 _CALENDAR_S = 1e9
+# Between two looks whether an analysis takes too long, or the service stops.
+_LOOK_S = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank of the pipeline did."""
 
     stage: str
@@ -52,8 +53,7 @@ class Stage:
     limit_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hop:
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
     """One wire of the pipeline."""
 
     source: str
@@ -68,8 +68,7 @@ class Hop:
     """What a batch would save with this hop as it should be; None where that is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedChange:
+class PlannedChange(msgspec.Struct, frozen=True, kw_only=True):
     """What the planner would do today."""
 
     change: str
@@ -77,15 +76,14 @@ class PlannedChange:
     gain: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What is kept of one capture beside its measurement."""
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """What is kept of one capture beside its measurement and its report."""
 
     bucket: int
     context_source: str | None
-    """label, server or tokens: who told the context length."""
-    counts: dict[int, float]
-    """Requests by context bucket: the traffic."""
+    """label, server or tokens: where the context length is from."""
+    requests: dict[int, float]
+    """By context bucket: the traffic."""
     metrics: dict[str, float]
     causes: dict[str, float]
     """Shares of ranks × window."""
@@ -96,42 +94,31 @@ class Finding:
     plan: PlannedChange | None
     """None where no plan can be made."""
     warnings: tuple[str, ...]
-    report: str
     no_plan: str = ""
     """Why there is none."""
     captured_s: float | None = None
     """When its first pass began, or its last file was written; None where nothing tells."""
     batch_s: float | None = None
     """What a batch takes of each rank: causes are shares of it."""
-
-    def points(self) -> dict[str, float]:
-        """Return what is drawn over time: metrics, theory, and causes in seconds of a batch."""
-        causes = {
-            f"{CAUSE}{cause}": share * (self.batch_s or 0.0) for cause, share in self.causes.items()
-        }
-        theory = {} if self.theory is None else {THEORY: self.theory}
-        return self.metrics | theory | {cause: took_s for cause, took_s in causes.items() if took_s}
+    has_digests: bool = False
+    """Whether a digest of each of its traces was kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The answer of a worker: a finding with its measurement, or why there is none."""
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a worker: a finding, its measurement and report, or why there is none."""
 
     finding: Finding | None = None
     measurement: Measurement | None = None
+    report: str = ""
     problem: str = ""
-    given_up: bool = False
-    """Not for what its files hold: another time it may be analysed."""
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What a worker is told."""
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is given."""
 
     files: tuple[str, ...]
-    timeout_s: float
-    traffic: Mapping[int, float] = field(default_factory=dict)
+    traffic: Mapping[int, float] = {}
     """The server's requests by bucket, where it counts them."""
     digests: DigestPlace | None = None
     """Where a digest of each rank is kept."""
@@ -139,41 +126,83 @@ class Task:
     """When the last of its files was, where that is known."""
 
 
+class Worker:
+    """A process that analyses one capture after the other: what ends it ends nobody else."""
+
+    def __init__(self) -> None:
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection
+
+    def analyse(self, task: Task, limit_s: float, stop: threading.Event) -> Outcome | None:
+        """Have a capture analysed; None where it is stopped."""
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, other_end = context.Pipe()
+            self._process = context.Process(target=_work, args=(other_end,), daemon=True)
+            self._process.start()
+            other_end.close()
+        began = time.monotonic()
+        problem = "its analysis was killed, perhaps for want of memory"
+        try:
+            self._pipe.send(task)
+            while not self._pipe.poll(_LOOK_S):
+                if stop.is_set() or time.monotonic() - began > limit_s:
+                    problem = f"its analysis took longer than {limit_s:g} s"
+                    break
+            else:
+                outcome: Outcome = self._pipe.recv()
+                return outcome
+        except (EOFError, OSError):
+            pass
+        self.end()
+        return None if stop.is_set() else Outcome(problem=problem)
+
+    def end(self) -> None:
+        """End the process; the next capture gets another."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._process = None
+
+
+def _work(pipe: Connection) -> None:
+    """Analyse what comes, until the service ends; Ctrl-C is left to the service."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_service, daemon=True).start()
+    while True:
+        pipe.send(analyse(pipe.recv()))
+
+
+def _end_with_the_service() -> None:
+    service = multiprocessing.parent_process()
+    if service is not None:
+        service.join()
+    os._exit(1)
+
+
 def analyse(task: Task) -> Outcome:
-    """Read and measure one capture; what debubble cannot read is said, not raised."""
+    """Read and measure one capture; whatever goes wrong becomes its problem."""
     began = time.monotonic()
-
-    def ring(_number: int, _frame: object) -> None:
-        raise _TooLate
-
-    # Again and again: an alarm that rings in a destructor is swallowed there.
-    signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, task.timeout_s, PATIENCE.poll_s)
     try:
-        measurement, finding = _analyse(task)
-    except _TooLate:
-        problem = f"its analysis took longer than {task.timeout_s:g} s"
-        return Outcome(problem=problem, given_up=True)
-    except MemoryError:
-        return Outcome(problem="it does not fit into memory", given_up=True)
+        outcome = _analyse(task)
     except DebubbleError as error:
-        return Outcome(problem=str(error), seconds=time.monotonic() - began)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    return Outcome(finding=finding, measurement=measurement, seconds=time.monotonic() - began)
+        outcome = Outcome(problem=str(error))
+    except MemoryError:
+        outcome = Outcome(problem="it does not fit into memory")
+    except Exception as error:  # noqa: BLE001 (a bug must not stop the captures after it)
+        log("bug", level="error", problem=traceback.format_exc())
+        outcome = Outcome(problem=f"debubble failed on it: {type(error).__name__}: {error}")
+    return msgspec.structs.replace(outcome, seconds=time.monotonic() - began)
 
 
-class _TooLate(BaseException):
-    """Passes everything that would go on."""
-
-
-def _analyse(task: Task) -> tuple[Measurement, Finding]:
-    means = Means(digests=task.digests)
-    run = analyse_found(find_run(task.files), means=means)
+def _analyse(task: Task) -> Outcome:
+    run = analyse_found(find_run(task.files), means=Means(digests=task.digests))
     figures, measurement = run.pipeline, run.measurement
     if not figures.windows and figures.stream is None:
         raise NoPipeline("no step was captured whole, so nothing can be measured")
-    counts, bucket, told_by = _contexts(measurement, run.job, task.traffic)
+    requests, bucket, context_source = _contexts(measurement, run.job, task.traffic)
     plan, no_plan = _plan(run)
     metrics = _metrics(measurement)
     rate = metrics.get("microbatches_per_s")
@@ -183,14 +212,13 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
     starts_ns = run.timeline.passes.start_ns
     began_s = int(starts_ns.min()) / NS_PER_S if len(starts_ns) else 0.0
     accounted = run.ledger or run.stream
-    return measurement, Finding(
+    shares = accounted.shares() if accounted else {}
+    finding = Finding(
         bucket=bucket,
-        context_source=told_by,
-        counts=counts,
+        context_source=context_source,
+        requests=requests,
         metrics=metrics,
-        causes={str(cause): share for cause, share in accounted.shares().items()}
-        if accounted
-        else {},
+        causes={str(cause): share for cause, share in shares.items()},
         theory=run.theory.schedule_bubble_fraction,
         schedule=figures.schedule,
         stages=_stages(measurement, figures),
@@ -198,16 +226,27 @@ def _analyse(task: Task) -> tuple[Measurement, Finding]:
         plan=plan,
         no_plan=no_plan,
         warnings=tuple(f"{gap.code}: {gap}" for gap in run.warnings),
-        report=_as_text(find_page(answer_find(run))),
         captured_s=began_s if began_s > _CALENDAR_S else task.written_s,
         batch_s=batch_s,
+        has_digests=task.digests is not None
+        and all(gap.code is not Code.DIGEST_NOT_WRITTEN for gap in run.warnings),
     )
+    return Outcome(finding=finding, measurement=measurement, report=_report(run))
+
+
+def _report(run: Analysis) -> str:
+    from rich.console import Console  # noqa: PLC0415 (slow to import, and only workers need it)
+
+    out = io.StringIO()
+    console = Console(file=out, width=120, no_color=True, highlight=False, emoji=False)
+    print_page(find_page(answer_find(run)), console)
+    return out.getvalue()
 
 
 def _contexts(
     measurement: Measurement, job: JobFacts, traffic: Mapping[int, float]
 ) -> tuple[dict[int, float], int, str | None]:
-    """Return requests by bucket, the bucket of this capture, and who told."""
+    """Return requests by bucket, the bucket of this capture, and what tells it."""
     if job.context_lengths:
         counts: dict[int, float] = {}
         for length in job.context_lengths:
@@ -264,14 +303,14 @@ def _stages(measurement: Measurement, figures: PipelineFigures) -> tuple[Stage, 
 
 def _hop(health: HopHealth) -> Hop:
     hop, judged = health.times.figures, health.judgement
-    told = judged.verdict != Verdict.UNKNOWN
+    is_known = judged.verdict != Verdict.UNKNOWN
     return Hop(
         source=str(hop.stages[0][0]),
         destination=str(hop.stages[0][1]),
         wire_s=None if hop.wire_ns is None else hop.wire_ns / NS_PER_S,
         bytes_per_s=hop.bytes_per_s,
-        slow=judged.slow if told else None,
-        efficiency=min(1.0, 1 / judged.times) if told and judged.times else None,
+        slow=judged.slow if is_known else None,
+        efficiency=min(1.0, 1 / judged.times) if is_known and judged.times else None,
         cost_s=None if health.cost_ns is None else health.cost_ns / NS_PER_S,
     )
 
@@ -283,7 +322,7 @@ def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
     try:
         links = run.links if run.ledger else None
         baseline = run.baseline()
-        allowed = Permissions(framework=baseline.framework, empty_ends=True)
+        allowed = Permissions(framework=baseline.framework)
         plan = make_plan(baseline, run.timeline, links=links, allowed=allowed)
     except (UsageError, NoPipeline, NoSplitFits) as error:
         return None, str(error)
@@ -302,28 +341,3 @@ def _plan_server(run: Analysis) -> tuple[PlannedChange | None, str]:
         return PlannedChange(change=""), ""
     best = answer.options[answer.recommended]
     return PlannedChange(change=best.what, gain=best.gain_fraction), ""
-
-
-def _as_text(page: Page) -> str:
-    from rich.console import Console  # noqa: PLC0415 (slow to import, and only workers need it)
-
-    out = io.StringIO()
-    console = Console(file=out, width=120, no_color=True, highlight=False, emoji=False)
-    print_page(page, console)
-    return out.getvalue()[:_LONGEST_REPORT]
-
-
-def prepare_worker(service: int) -> None:
-    """Leave Ctrl-C to the service, and end with it, however it ends.
-
-    The service may have died before this: then its number is not that of the parent any more.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def end_when_orphaned() -> None:
-        while os.getppid() == service:
-            time.sleep(PATIENCE.poll_s)
-        os._exit(1)
-
-    threading.Thread(target=end_when_orphaned, daemon=True).start()

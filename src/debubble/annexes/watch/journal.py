@@ -1,91 +1,109 @@
-"""What the service remembers: captures, claims, states of drift, alerts, triggers.
+"""What the service remembers, in a store: captures, states of drift, alerts and who has them.
 
 A capture is claimed, analysed elsewhere, and its result is stored with all that follows from it in
-one transaction. A claim that was under way when the service died is taken up again.
+one transaction. A claim that was under way when the service died is found, and taken, again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import sqlalchemy as sa
+from msgspec.structs import replace
 
-from debubble.annexes.watch import tables
 from debubble.annexes.watch.analyse import Finding, Outcome
-from debubble.measure.store import Store
-from debubble.measure.store_schema import add_tables, wait_for_turn, write_row
+from debubble.annexes.watch.judge import Alert, Capture, State
+from debubble.annexes.watch.log import log
+from debubble.measure.store import Store, add_tables, metadata, write_row
 from debubble.units import printable
 
 _T = TypeVar("_T")
 
-# A capture that was taken up so often, and the service died each time, is given up.
-MOST_DEATHS = 5
-CLAIMED, STORED, UNREADABLE = "claimed", "stored", "unreadable"
-GIVEN_UP, AGAIN = "given_up", "again"
-"""Given up, and to be taken up once more."""
+CLAIMED, STORED, FAILED = "claimed", "stored", "failed"
+# Captures that are drawn, and that causes are asked of; alerts that are listed.
+LOOKED_BACK = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A capture that is ours to analyse."""
-
-    number: int
-    source: str
-    key: str
-    files: tuple[str, ...]
-    attempts: int
-    found_s: float
-
-    @property
-    def deaths(self) -> int:
-        """How often the service died after it had taken this up again."""
-        return self.attempts - 1
+def _decode(data: str, kind: type[_T]) -> _T | None:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        log("unreadable_row", level="error", problem=str(error))
+        return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureRow:
-    """A capture as it stands."""
+class Packed(sa.TypeDecorator[Any]):
+    """A column of JSON, read as one type; None where another version's cannot be read."""
 
-    number: int
-    source: str
-    key: str
-    state: str
-    found_s: float
-    finished_s: float | None
-    problem: str | None
-    finding: Finding | None
+    impl = sa.Text
+    cache_ok = True
 
-    @property
-    def captured_s(self) -> float:
-        """When it was captured; when it was found where nothing tells."""
-        return (self.finding and self.finding.captured_s) or self.found_s
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind
 
+    def process_bind_param(self, value: Any, _dialect: sa.Dialect) -> str | None:
+        """Write it."""
+        return None if value is None else msgspec.json.encode(value).decode()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """Something that changed."""
-
-    number: int
-    source: str
-    kind: str
-    subject: str
-    raised_s: float
-    """When the capture that raised it was taken."""
-    capture: int
-    acknowledged_s: float | None
-    data: dict[str, Any]
+    def process_result_value(self, value: Any, _dialect: sa.Dialect) -> Any:
+        """Read it."""
+        return None if value is None else _decode(value, self.kind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """An alert that a webhook has not taken yet."""
+captures = sa.Table(
+    "watch_captures",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("pipeline", sa.Text, nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("found_s", sa.Double, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("files", Packed(tuple[str, ...]), nullable=False),
+    sa.Column("problem", sa.Text),
+    sa.Column("finding", Packed(Finding)),
+    sa.Column("report", sa.Text),
+    sa.Index("watch_captures_once", "pipeline", "key", unique=True),
+)
+states = sa.Table(
+    "watch_states",
+    metadata,
+    sa.Column("pipeline", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("data", sa.Text, nullable=False),
+)
+alerts = sa.Table(
+    "watch_alerts",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("pipeline", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("subject", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("raised_s", sa.Double, nullable=False),
+    sa.Column("capture_id", sa.Integer, nullable=False),
+    sa.Column("acknowledged_s", sa.Double),
+    sa.Column("data", Packed(dict[str, Any]), nullable=False),
+)
+deliveries = sa.Table(
+    "watch_deliveries",
+    metadata,
+    sa.Column("alert_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("target", sa.Text, primary_key=True),
+    sa.Column("queued_s", sa.Double, nullable=False),
+    sa.Column("delivered_s", sa.Double),
+)
+_TABLES = (captures, states, alerts, deliveries)
+# All of a capture but its report, which is long.
+_CAPTURE = [captures.c[name] for name in Capture.__struct_fields__]
 
-    alert: Alert
-    target: str
-    attempts: int
+
+def _read(kind: type[_T], connection: sa.Connection, query: sa.Executable) -> tuple[_T, ...]:
+    """Return all rows as a type whose fields are columns."""
+    return tuple(kind(**row) for row in connection.execute(query).mappings())
 
 
 class Journal:
@@ -94,385 +112,220 @@ class Journal:
     def __init__(self, store: Store) -> None:
         self.store = store
         with store.transaction() as connection:
-            add_tables(connection, tables.ALL)
+            add_tables(connection, _TABLES)
 
-    def _rows(self, query: sa.Executable, connection: sa.Connection | None = None) -> Sequence[Any]:
-        """Return all rows, as a transaction that is open sees them, or a new one."""
-        with nullcontext(connection) if connection else self.store.transaction() as opened:
-            return opened.execute(query).all()
+    # Captures: each is claimed, begun, and finished or put back.
 
-    def _read_all(self, kind: type[_T], query: sa.Executable) -> tuple[_T, ...]:
-        """Return all rows as one type."""
-        return tuple(_read(kind, row) for row in self._rows(query))
-
-    def _scalar(self, query: sa.Executable) -> Any:
-        """Return the first column of the first row; None where there is none."""
+    def ended_keys(self, pipeline: str) -> frozenset[str]:
+        """Return the captures of a pipeline that are not to be analysed any more."""
+        ended = (captures.c.pipeline == pipeline) & (captures.c.state != CLAIMED)
         with self.store.transaction() as connection:
-            return connection.execute(query).scalar()
+            return frozenset(connection.scalars(sa.select(captures.c.key).where(ended)))
 
-    def _write(self, query: sa.Executable) -> None:
+    def claim(self, pipeline: str, key: str, files: Sequence[str], *, now_s: float) -> Capture:
+        """Take a capture, a new one or one that was under way when a service ended."""
+        same = (captures.c.pipeline == pipeline) & (captures.c.key == key)
         with self.store.transaction() as connection:
-            connection.execute(query)
-
-    # Claims: who has which capture.
-
-    def known_keys(self, source: str) -> frozenset[str]:
-        """Return the captures of a source that were ever claimed."""
-        table = tables.captures
-        rows = self._rows(sa.select(table.c.key).where(table.c.source == source))
-        return frozenset(row.key for row in rows)
-
-    def claim(self, source: str, key: str, files: Sequence[str], *, now_s: float) -> Claim | None:
-        """Take a capture; None where somebody has it."""
-        table = tables.captures
-        with self.store.transaction() as connection:
-            wait_for_turn(connection)
-            same = sa.select(table.c.number).where(table.c.source == source, table.c.key == key)
-            if connection.execute(same).first() is not None:
-                return None
-            row = table.insert().values(
-                source=source,
+            known = _read(Capture, connection, sa.select(*_CAPTURE).where(same))
+            if known:
+                return known[0]
+            new = captures.insert().values(
+                pipeline=pipeline,
                 key=key,
                 state=CLAIMED,
                 found_s=now_s,
-                attempts=1,
+                attempts=0,
                 files=tuple(files),
             )
-            return _read(Claim, connection.execute(row.returning(table)).one())
+            return _read(Capture, connection, new.returning(*_CAPTURE))[0]
 
-    def unfinished(self, sources: Sequence[str], *, now_s: float) -> tuple[Claim, ...]:
-        """Return the claims of a service that died, the least suspect first."""
-        table, claims = tables.captures, []
-        for claim in self._claims(sources, CLAIMED):
-            if claim.deaths < MOST_DEATHS:
-                claims.append(claim)
-                continue
-            why = f"the service died {claim.deaths} times while it was analysed"
-            given_up = table.update().where(table.c.number == claim.number)
-            self._write(given_up.values(state=GIVEN_UP, problem=why, finished_s=now_s))
-        return tuple(sorted(claims, key=lambda claim: (claim.deaths, claim.number)))
+    def begin(self, capture: Capture) -> None:
+        """Count an analysis before it begins: if the service dies of it, nobody else would."""
+        self._set(capture.id, attempts=capture.attempts + 1)
 
-    def asked_again(self, sources: Sequence[str]) -> tuple[Claim, ...]:
-        """Claim what was given up and is to be taken up once more."""
-        table, claims = tables.captures, self._claims(sources, AGAIN)
-        for claim in claims:
-            this = table.update().where(table.c.number == claim.number, table.c.state == AGAIN)
-            self._write(this.values(state=CLAIMED))
-        return claims
-
-    def _claims(self, sources: Sequence[str], state: str) -> tuple[Claim, ...]:
-        """Return the captures of a state, the oldest first."""
-        table = tables.captures
-        chosen = (table.c.state == state) & table.c.source.in_(list(sources))
-        return self._read_all(Claim, table.select().where(chosen).order_by(table.c.number))
-
-    def count_death(self, claim: Claim) -> None:
-        """Count a death before it happens; `put_back` or `finish` takes it back."""
-        table = tables.captures
-        this = table.update().where(table.c.number == claim.number)
-        self._write(this.values(attempts=claim.attempts + 1))
-
-    def put_back(self, claim: Claim) -> None:
+    def put_back(self, capture: Capture) -> None:
         """Leave a claim to the next service as it was: this one stops, and did not die of it."""
-        table = tables.captures
-        this = table.update().where(table.c.number == claim.number, table.c.state == CLAIMED)
-        self._write(this.values(attempts=claim.attempts))
+        self._set(capture.id, attempts=capture.attempts)
 
-    def given_up(self, sources: Sequence[str]) -> tuple[CaptureRow, ...]:
-        """Return what was given up, the oldest first."""
-        table = tables.captures
-        query = table.select().where(table.c.state == GIVEN_UP, table.c.source.in_(list(sources)))
-        return self._read_all(CaptureRow, query.order_by(table.c.number))
-
-    def retry(self, sources: Sequence[str], number: int | None = None) -> int:
-        """Have given-up captures taken up again; one by its number, unreadable or not."""
-        table = tables.captures
-        which = table.c.source.in_(list(sources)) & (table.c.state == GIVEN_UP)
-        if number is not None:
-            ended = table.c.state.in_([GIVEN_UP, UNREADABLE])
-            which = table.c.source.in_(list(sources)) & (table.c.number == number) & ended
+    def _set(self, number: int, **values: object) -> None:
         with self.store.transaction() as connection:
-            again = table.update().where(which).values(state=AGAIN, attempts=1, problem=None)
-            return int(connection.execute(again).rowcount)
+            connection.execute(captures.update().where(captures.c.id == number).values(**values))
 
     def finish(
         self,
-        claim: Claim,
-        analysis: Outcome,
+        capture: Capture,
+        outcome: Outcome,
         *,
         now_s: float,
-        follow: Callable[[sa.Connection, Finding], None],
-    ) -> bool:
-        """Store what came of a capture, with what follows from it; False where it was stored."""
-        table, finding = tables.captures, analysis.finding
-        ended = GIVEN_UP if analysis.given_up else UNREADABLE
-        this = table.update().where(table.c.number == claim.number)
+        judge: Callable[[State, Capture, Sequence[Capture]], tuple[State, list[Alert]]],
+        targets: Sequence[str] = (),
+    ) -> list[Alert] | None:
+        """Store what came of a capture; return the alerts it raised, None where it was stored.
+
+        A webhook among the targets will get each of them.
+        """
+        claimed = (captures.c.id == capture.id) & (captures.c.state == CLAIMED)
+        finding = outcome.finding
+        values = {
+            "state": FAILED if finding is None else STORED,
+            "problem": printable(outcome.problem) or None,
+            "finding": finding,
+            "report": outcome.report,
+        }
         with self.store.transaction() as connection:
-            still = connection.execute(
-                this.where(table.c.state == CLAIMED).values(
-                    state=STORED if finding else ended,
-                    finished_s=now_s,
-                    problem=printable(analysis.problem) or None,
-                )
-            )
-            if still.rowcount != 1:
-                return False
-            if finding is None or analysis.measurement is None:
-                return True
-            number = self.store.add_within(
+            result = connection.execute(captures.update().where(claimed).values(**values))
+            if result.rowcount != 1:
+                return None
+            if finding is None or outcome.measurement is None:
+                return []
+            self.store.add_within(
                 connection,
-                claim.source,
-                analysis.measurement,
-                now_s=claim.found_s,
-                tags={"watch": claim.key},
+                capture.pipeline,
+                outcome.measurement,
+                now_s=capture.found_s,
+                tags={"watch": capture.key},
             )
-            connection.execute(this.values(measurement_id=number, finding=finding))
-            points = [
-                {
-                    "capture_id": claim.number,
-                    "metric": metric,
-                    "source": claim.source,
-                    "bucket": finding.bucket,
-                    "at_s": finding.captured_s or claim.found_s,
-                    "value": value,
-                }
-                for metric, value in finding.points().items()
+            earlier = self._captures(connection, capture.pipeline)
+            state, up = judge(
+                self._state(connection, capture.pipeline, State),
+                replace(capture, state=STORED, finding=finding),
+                [known for known in earlier if known.id != capture.id],
+            )
+            self._remember(connection, capture.pipeline, state)
+            return [
+                alert
+                for alert in up
+                if self._raise(connection, alert, now_s=now_s, targets=targets)
             ]
-            if points:
-                connection.execute(tables.points.insert(), points)
-            follow(connection, finding)
-        return True
 
-    # Captures, and what became of them.
+    def captures(self, pipeline: str) -> tuple[Capture, ...]:
+        """Return the last captures of a pipeline, the newest first."""
+        with self.store.transaction() as connection:
+            return self._captures(connection, pipeline)
 
-    def captures(self, source: str, *, most: int) -> tuple[CaptureRow, ...]:
-        """Return the last captures of a source, the newest first."""
-        table = tables.captures
-        query = table.select().where(table.c.source == source)
-        return self._read_all(CaptureRow, query.order_by(table.c.number.desc()).limit(most))
+    def _captures(self, connection: sa.Connection, pipeline: str) -> tuple[Capture, ...]:
+        query = sa.select(*_CAPTURE).where(captures.c.pipeline == pipeline)
+        newest = query.order_by(captures.c.id.desc()).limit(LOOKED_BACK)
+        return _read(Capture, connection, newest)
 
-    def capture(self, source: str, number: int) -> CaptureRow | None:
-        """Return one capture."""
-        table = tables.captures
-        query = table.select().where(table.c.source == source, table.c.number == number)
-        return next(iter(self._read_all(CaptureRow, query)), None)
+    def capture(self, number: int) -> tuple[Capture, str] | None:
+        """Return one capture with its report."""
+        query = sa.select(*_CAPTURE, captures.c.report).where(captures.c.id == number)
+        with self.store.transaction() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            return None
+        *values, report = row
+        return Capture(**dict(zip(Capture.__struct_fields__, values, strict=True))), report or ""
 
-    def latest(self, source: str) -> CaptureRow | None:
-        """Return the last capture that was understood."""
-        table = tables.captures
-        query = table.select().where(table.c.source == source, table.c.state == STORED)
-        newest = query.order_by(table.c.number.desc()).limit(1)
-        return next(iter(self._read_all(CaptureRow, newest)), None)
-
-    def outcomes(self, source: str) -> dict[str, int]:
-        """Count the captures of a source by what became of them."""
-        table = tables.captures
-        query = sa.select(table.c.state, sa.func.count()).where(table.c.source == source)
-        return {state: int(count) for state, count in self._rows(query.group_by(table.c.state))}
-
-    def points(
-        self, source: str, *, most: int, connection: sa.Connection | None = None
-    ) -> dict[str, list[tuple[float, int, float]]]:
-        """Return by metric what the last captures gave: when, which bucket, what; oldest first."""
-        table = tables.points
-        of_source = table.c.source == source
-        numbers = sa.select(table.c.capture_id).where(of_source).distinct()
-        newest = numbers.order_by(table.c.capture_id.desc()).limit(most).subquery()
-        query = table.select().where(of_source, table.c.capture_id.in_(sa.select(newest)))
-        points: dict[str, list[tuple[float, int, float]]] = {}
-        for row in self._rows(query.order_by(table.c.at_s, table.c.capture_id), connection):
-            points.setdefault(row.metric, []).append((row.at_s, row.bucket, row.value))
-        return points
-
-    def prunable(self, source: str, *, keep: int) -> list[tuple[int, tuple[str, ...]]]:
-        """Return finished captures beyond the newest, with the files they still have."""
-        table = tables.captures
-        query = (
-            table.select()
-            .where(table.c.source == source, table.c.state == STORED, table.c.files != ())
-            .order_by(table.c.number.desc())
-            .offset(keep)
+    def counts(self, pipeline: str) -> dict[str, int]:
+        """Count the captures of a pipeline by state."""
+        query = sa.select(captures.c.state, sa.func.count().label("n")).where(
+            captures.c.pipeline == pipeline
         )
-        return [(row.number, row.files) for row in self._rows(query) if row.files]
+        with self.store.transaction() as connection:
+            rows = connection.execute(query.group_by(captures.c.state))
+            return {row.state: int(row.n) for row in rows}
 
-    def forget_files(self, number: int) -> None:
+    def retry(self, pipelines: Sequence[str], number: int | None = None) -> tuple[Capture, ...]:
+        """Forget failed captures, all or one, so that they are found again; return them."""
+        failed = captures.c.pipeline.in_(list(pipelines)) & (captures.c.state == FAILED)
+        if number is not None:
+            failed &= captures.c.id == number
+        with self.store.transaction() as connection:
+            return _read(Capture, connection, captures.delete().where(failed).returning(*_CAPTURE))
+
+    def prunable(self, pipeline: str, *, keep: int) -> tuple[Capture, ...]:
+        """Return stored captures beyond the newest, of those that still have their files."""
+        has_files = (captures.c.state == STORED) & (captures.c.files != ())
+        query = sa.select(*_CAPTURE).where(captures.c.pipeline == pipeline, has_files)
+        with self.store.transaction() as connection:
+            return _read(Capture, connection, query.order_by(captures.c.id.desc()).offset(keep))
+
+    def forget_files(self, capture: Capture) -> None:
         """Note that the raw traces of a capture are gone."""
-        table = tables.captures
-        self._write(table.update().where(table.c.number == number).values(files=()))
+        self._set(capture.id, files=())
 
-    # States: something small by source and name.
+    # States: one of each type a pipeline.
 
-    def state(self, connection: sa.Connection, source: str, name: str, kind: type[Any]) -> Any:
+    def state(self, pipeline: str, kind: type[_T]) -> _T:
         """Return what was remembered; a new one where nothing was."""
-        table = tables.states
-        query = sa.select(table.c.data).where(table.c.source == source, table.c.name == name)
-        data = connection.execute(query).scalar()
-        return kind() if data is None else tables.decode(data, kind) or kind()
+        with self.store.transaction() as connection:
+            return self._state(connection, pipeline, kind)
 
-    def states(
-        self, source: str, prefix: str, kind: type[_T], connection: sa.Connection | None = None
-    ) -> dict[str, _T]:
-        """Return all that is remembered under a prefix."""
-        table = tables.states
-        begins = table.c.name.startswith(prefix, autoescape=True)
-        query = table.select().where(table.c.source == source, begins)
-        states = (
-            (row.name.removeprefix(prefix), tables.decode(row.data, kind))
-            for row in self._rows(query, connection)
-        )
-        return {name: state for name, state in states if state is not None}
+    def _state(self, connection: sa.Connection, pipeline: str, kind: type[_T]) -> _T:
+        this = (states.c.pipeline == pipeline) & (states.c.name == kind.__name__)
+        data = connection.scalar(sa.select(states.c.data).where(this))
+        return (data and _decode(data, kind)) or kind()
 
-    def remember(self, connection: sa.Connection, source: str, name: str, state: object) -> None:
-        """Remember something for the next capture."""
-        key = {"source": source, "name": name}
-        write_row(connection, tables.states, key, data=tables.encode(state))
+    def remember(self, pipeline: str, state: object) -> None:
+        """Remember something of a pipeline."""
+        with self.store.transaction() as connection:
+            self._remember(connection, pipeline, state)
+
+    def _remember(self, connection: sa.Connection, pipeline: str, state: object) -> None:
+        key = {"pipeline": pipeline, "name": type(state).__name__}
+        write_row(connection, states, key, data=msgspec.json.encode(state).decode())
 
     # Alerts, and who still has to hear of them.
 
-    def raise_alert(  # noqa: PLR0913 (what an alert is made of)
-        self,
-        connection: sa.Connection,
-        claim: Claim,
-        kind: str,
-        subject: str,
-        data: Mapping[str, Any],
-        *,
-        at_s: float,
-        targets: Sequence[str],
-    ) -> int | None:
-        """Raise an alert and queue it for the webhooks; None where the same one is open already."""
-        table = tables.alerts
-        same = sa.select(table.c.number).where(
-            table.c.source == claim.source,
-            table.c.kind == kind,
-            table.c.subject == subject,
-            table.c.acknowledged_s.is_(None),
+    def _raise(
+        self, connection: sa.Connection, alert: Alert, *, now_s: float, targets: Sequence[str]
+    ) -> bool:
+        """Store an alert, unless the same one is open; queue it for the webhooks."""
+        same = sa.select(alerts.c.id).where(
+            alerts.c.pipeline == alert.pipeline,
+            alerts.c.kind == alert.kind,
+            alerts.c.subject == alert.subject,
+            alerts.c.acknowledged_s.is_(None),
         )
         if connection.execute(same).first() is not None:
-            return None
-        row = table.insert().values(
-            source=claim.source,
-            kind=kind,
-            subject=subject,
-            raised_s=at_s,
-            capture=claim.number,
-            data=data,
-        )
-        number = int(connection.execute(row.returning(table.c.number)).scalar_one())
+            return False
+        values = {name: getattr(alert, name) for name in Alert.__struct_fields__ if name != "id"}
+        new = alerts.insert().values(**values).returning(alerts.c.id)
+        number = connection.execute(new).scalar_one()
         for target in targets:
-            queued = tables.deliveries.insert().values(
-                alert_id=number, target=target, attempts=0, next_s=at_s
-            )
+            queued = deliveries.insert().values(alert_id=number, target=target, queued_s=now_s)
             connection.execute(queued)
-        return number
-
-    def alerts(self, *, most: int = 100) -> tuple[Alert, ...]:
-        """Return the last alerts, the newest first."""
-        table = tables.alerts
-        query = table.select().order_by(table.c.number.desc()).limit(most)
-        return self._read_all(Alert, query)
-
-    def open_alerts(self) -> tuple[Alert, ...]:
-        """Return all alerts that wait to be acknowledged."""
-        table = tables.alerts
-        query = table.select().where(table.c.acknowledged_s.is_(None)).order_by(table.c.number)
-        return self._read_all(Alert, query)
-
-    def acknowledge(
-        self, number: int, *, now_s: float, follow: Callable[[sa.Connection, Alert], None]
-    ) -> bool:
-        """Close an alert, with what follows from it; False where there is no such open alert."""
-        table = tables.alerts
-        this = table.c.number == number
-        with self.store.transaction() as connection:
-            still_open = table.select().where(this, table.c.acknowledged_s.is_(None))
-            row = connection.execute(still_open).first()
-            if row is None:
-                return False
-            connection.execute(table.update().where(this).values(acknowledged_s=now_s))
-            follow(connection, _read(Alert, row))
         return True
 
-    def due(self, target: str, *, now_s: float, most_attempts: int) -> tuple[Delivery, ...]:
-        """Return what a target is to get now, the oldest first; nothing after so many tries."""
-        queue, alerts = tables.deliveries, tables.alerts
-        query = (
-            sa.select(queue.c.target, queue.c.attempts, alerts)
-            .join_from(queue, alerts, queue.c.alert_id == alerts.c.number)
-            .where(
-                queue.c.target == target,
-                queue.c.delivered_s.is_(None),
-                queue.c.next_s <= now_s,
-                queue.c.attempts < most_attempts,
-            )
-            .order_by(queue.c.alert_id)
-        )
-        return tuple(
-            Delivery(alert=_read(Alert, row), target=row.target, attempts=row.attempts)
-            for row in self._rows(query)
-        )
-
-    def delivered(self, delivery: Delivery, *, now_s: float) -> None:
-        """Note that a webhook took an alert."""
-        self._note_attempt(delivery, delivered_s=now_s, problem=None)
-
-    def postpone(self, delivery: Delivery, problem: str, *, next_s: float) -> None:
-        """Note that it did not, and when to try again."""
-        self._note_attempt(delivery, next_s=next_s, problem=problem)
-
-    def _note_attempt(self, delivery: Delivery, **values: object) -> None:
-        table = tables.deliveries
-        this = (table.c.alert_id == delivery.alert.number) & (table.c.target == delivery.target)
-        self._write(table.update().where(this).values(attempts=delivery.attempts + 1, **values))
-
-    # Triggers: which server was captured when.
-
-    def last_trigger(self, source: str) -> float | None:
-        """Return when a server was last captured, or tried."""
-        table = tables.triggers
-        newest = sa.select(sa.func.max(table.c.began_s)).where(table.c.source == source)
-        last_s: float | None = self._scalar(newest)
-        return last_s
-
-    def unended_trigger(self, source: str) -> int | None:
-        """Return the capture of a server that was under way when the service died."""
-        table = tables.triggers
-        query = sa.select(table.c.id).where(table.c.source == source, table.c.ended_s.is_(None))
-        found = self._scalar(query.order_by(table.c.id.desc()))
-        return None if found is None else int(found)
-
-    def begin_trigger(self, source: str, *, now_s: float) -> int:
-        """Note that a server is being captured."""
-        table = tables.triggers
-        row = table.insert().values(source=source, began_s=now_s)
-        return int(self._scalar(row.returning(table.c.id)))
-
-    def end_trigger(
-        self, number: int, *, now_s: float, traffic: Mapping[int, float], problem: str = ""
-    ) -> None:
-        """Note what came of it, and the requests the server counted."""
-        table = tables.triggers
-        ended = table.update().where(table.c.id == number)
-        self._write(ended.values(ended_s=now_s, traffic=traffic, problem=problem or None))
-
-    def traffic_at(self, source: str, at_s: float) -> dict[int, float]:
-        """Return what a server counted around the capture whose files are of that time."""
-        table = tables.triggers
-        query = sa.select(table.c.traffic).where(table.c.source == source, table.c.began_s <= at_s)
-        counted = query.where(table.c.traffic.is_not(None)).order_by(table.c.id.desc())
-        return self._scalar(counted.limit(1)) or {}
-
-    def check_writable(self, *, now_s: float) -> None:
-        """Write something small: a store that is full, or may only be read, says so here."""
+    def alerts(self) -> tuple[Alert, ...]:
+        """Return the last alerts: those that are open first, then the newest first."""
+        order = (alerts.c.acknowledged_s.is_not(None), alerts.c.id.desc())
         with self.store.transaction() as connection:
-            self.remember(connection, "", "written", now_s)
+            return _read(Alert, connection, alerts.select().order_by(*order).limit(LOOKED_BACK))
 
+    def acknowledge(
+        self, number: int, *, now_s: float, accept: Callable[[State, Alert], State]
+    ) -> bool:
+        """Close an alert, and accept what it says; False where there is no such open alert."""
+        is_open = (alerts.c.id == number) & alerts.c.acknowledged_s.is_(None)
+        with self.store.transaction() as connection:
+            closing = alerts.update().where(is_open).values(acknowledged_s=now_s)
+            closed = _read(Alert, connection, closing.returning(alerts))
+            if not closed:
+                return False
+            (alert,) = closed
+            state = self._state(connection, alert.pipeline, State)
+            self._remember(connection, alert.pipeline, accept(state, alert))
+            return True
 
-def _read(kind: type[_T], row: Any) -> _T:
-    """Return a row as a type whose fields are columns."""
-    return kind(**{name: getattr(row, name) for name in _FIELDS[kind]})
+    def undelivered(self, target: str, *, since_s: float) -> tuple[Alert, ...]:
+        """Return what a webhook has not got of the alerts since a time, the oldest first."""
+        query = (
+            alerts.select()
+            .join(deliveries, deliveries.c.alert_id == alerts.c.id)
+            .where(
+                deliveries.c.target == target,
+                deliveries.c.delivered_s.is_(None),
+                deliveries.c.queued_s >= since_s,
+            )
+        )
+        with self.store.transaction() as connection:
+            return _read(Alert, connection, query.order_by(alerts.c.id))
 
-
-_FIELDS: dict[type[Any], tuple[str, ...]] = {
-    kind: tuple(field.name for field in fields(kind)) for kind in (Claim, CaptureRow, Alert)
-}
+    def delivered(self, alert: Alert, target: str, *, now_s: float) -> None:
+        """Note that a webhook has an alert."""
+        this = (deliveries.c.alert_id == alert.id) & (deliveries.c.target == target)
+        with self.store.transaction() as connection:
+            connection.execute(deliveries.update().where(this).values(delivered_s=now_s))

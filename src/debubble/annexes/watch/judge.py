@@ -1,4 +1,4 @@
-"""A capture, and what was seen before it, in → alerts.
+"""A capture, and what was seen before it, in → alerts; nothing here reads or writes the store.
 
 Traffic moved; a bucket of context lengths got slower; the plan is no longer the best.
 """
@@ -6,25 +6,30 @@ Traffic moved; a bucket of context lengths got slower; the plan is no longer the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict, replace
 
 from debubble.annexes import drift
 from debubble.annexes.watch import mix
-from debubble.annexes.watch.analyse import CAUSE, Finding
+from debubble.annexes.watch.analyse import Finding, PlannedChange
 from debubble.annexes.watch.config import Drift
-from debubble.annexes.watch.journal import Alert, Claim, Journal
-from debubble.annexes.watch.page import say_bucket, say_cause, say_metric, show_metric, show_time
-from debubble.units import counted, show_share
+from debubble.ledger.causes import Cause
+from debubble.units import (
+    counted,
+    show_bytes,
+    show_count,
+    show_number,
+    show_seconds,
+    show_share,
+)
 
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
-TRAFFIC_MOVED, BUCKET_SLOWER, BUCKET_FASTER, PLAN_OUTDATED = KINDS = (
+TRAFFIC_MOVED, BUCKET_SLOWER, PLAN_OUTDATED = KINDS = (
     "traffic_moved",
     "bucket_slower",
-    "bucket_faster",
     "plan_outdated",
 )
 # Where each metric goes when things get worse.
@@ -33,174 +38,250 @@ WORSE: dict[str, drift.Direction] = {
     "batch_latency_s": "up",
     "microbatches_per_s": "down",
 }
-# Captures that are drawn, and that causes are asked of.
-LOOKED_BACK = 300
+_METRIC_WORDS = {
+    "bubble_fraction": "bubble",
+    "batch_latency_s": "batch latency",
+    "microbatches_per_s": "throughput",
+    "peak_memory_bytes": "peak memory",
+}
 # A plan counts once so many captures in a row say the same: one may be noise.
 _AGREEING = 3
-_MIX, _PLAN, TRACKS = "mix", "plan", "level/"
-
-Tracks = dict[str, drift.Track]
-"""What is remembered of each metric and bucket, by `metric/bucket`."""
-Points = Mapping[str, Sequence[tuple[float, int, float]]]
-"""By metric: when, which bucket, what."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plans:
-    """What the planner said of late, and what is known and accepted."""
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What is remembered of a pipeline from capture to capture."""
 
-    accepted: str | None = None
-    recent: tuple[str, ...] = ()
+    tracks: dict[str, drift.Track] = {}
+    """Of each metric and bucket, by `metric/bucket`."""
+    mix: mix.Mix = mix.Mix()
+    plans: tuple[str, ...] = ()
+    """What the planner said of late."""
+    accepted_plan: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judge:
-    """Holds each capture against those before it."""
+class Capture(msgspec.Struct, frozen=True, kw_only=True):
+    """A capture of a pipeline as it stands."""
 
-    journal: Journal
-    settings: Drift
-    targets: tuple[str, ...] = ()
+    id: int
+    pipeline: str
+    key: str
+    """Its first file, with size and time: another one whenever the file is another."""
+    state: str
+    found_s: float
+    attempts: int
+    """How often its analysis was begun."""
+    files: tuple[str, ...]
+    problem: str | None
+    finding: Finding | None
 
-    def chart(self, metric: str) -> drift.Chart:
-        """Return how a metric is watched."""
-        return drift.Chart(
-            sides="both" if self.settings.sides == "both" else WORSE[metric],
-            reference=self.settings.reference,
-            min_change=self.settings.min_change,
-            is_share=metric == "bubble_fraction",
+    @property
+    def name(self) -> str:
+        """Its first file, below the folder of its source."""
+        return self.key.rsplit(" ", 2)[0]
+
+    @property
+    def captured_s(self) -> float:
+        """When it was captured; when it was found where nothing tells."""
+        return (self.finding and self.finding.captured_s) or self.found_s
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that changed."""
+
+    id: int = 0
+    """0 of one that is not stored yet."""
+    pipeline: str
+    kind: str
+    subject: str
+    """Until it is acknowledged, there is one alert of a kind and a subject."""
+    message: str
+    raised_s: float
+    """When the capture that raised it was taken."""
+    capture_id: int
+    acknowledged_s: float | None = None
+    data: dict[str, Any]
+
+
+class CauseShift(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cause took of a batch, and takes now."""
+
+    cause: str
+    before_s: float
+    after_s: float
+
+    def __str__(self) -> str:
+        word = next((cause.word for cause in Cause if cause == self.cause), self.cause)
+        before, after = show_seconds(self.before_s), show_seconds(self.after_s)
+        return f"{word} went from {before} to {after} of a batch"
+
+
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """How a metric of one bucket stands."""
+
+    metric: str
+    context_bucket: int
+    """0: unknown."""
+    state: str
+    """learning, steady or worse."""
+    reference_captures: int
+    reference: float | None
+    recent: float | None
+    score: float | None
+    """1 or more is an alert; None while learning."""
+    since_s: float | None
+    causes: tuple[CauseShift, ...]
+    """What grew most first."""
+
+
+def judge(
+    state: State, capture: Capture, earlier: Sequence[Capture], settings: Drift
+) -> tuple[State, list[Alert]]:
+    """Take a capture in; return the alerts that are up, whether they were raised before or not."""
+    finding = capture.finding
+    if finding is None:
+        return state, []
+    tracks = dict(state.tracks)
+    for metric in WORSE:
+        if metric in finding.metrics:
+            subject = f"{metric}/{finding.bucket}"
+            track, value = tracks.get(subject, drift.Track()), finding.metrics[metric]
+            chart = _chart(metric, settings)
+            tracks[subject] = drift.advance(track, value, chart, capture.captured_s)
+    plans = state.plans if finding.plan is None else (*state.plans, finding.plan.change)
+    state = replace(
+        state,
+        tracks=tracks,
+        mix=mix.advance(state.mix, finding.requests, settings.reference),
+        plans=plans[-_AGREEING:],
+    )
+    alerts: list[Alert] = []
+
+    def alert(kind: str, subject: str, message: str, data: dict[str, Any]) -> None:
+        alerts.append(
+            Alert(
+                pipeline=capture.pipeline,
+                kind=kind,
+                subject=subject,
+                message=f"{capture.pipeline}: {message}",
+                raised_s=capture.captured_s,
+                capture_id=capture.id,
+                data=data,
+            )
         )
 
-    def follow(
-        self, connection: Connection, claim: Claim, finding: Finding
-    ) -> list[tuple[str, str]]:
-        """Take a capture in; return kind and message of the alerts that it raised."""
-        raised: list[tuple[str, str]] = []
-        at_s = finding.captured_s or claim.found_s
+    for standing in standings(tracks, (*earlier, capture), settings):
+        if standing.state == "worse" and standing.context_bucket == finding.bucket:
+            subject = f"{standing.metric}/{standing.context_bucket}"
+            alert(BUCKET_SLOWER, subject, _say_slower(standing), asdict(standing))
+    if finding.requests and mix.moved(state.mix):
+        alert(TRAFFIC_MOVED, "context_length", *_describe_shift(state))
+    state, outdated = _settle_plan(state, finding.plan)
+    if outdated:
+        gain, change = show_share(outdated["throughput_gain"]), outdated["today"]
+        words = f"the plan is outdated: {change} would now gain {gain} of throughput"
+        alert(PLAN_OUTDATED, "plan", words, outdated)
+    return state, alerts
 
-        def alert(kind: str, subject: str, data: dict[str, Any]) -> None:
-            number = self.journal.raise_alert(
-                connection, claim, kind, subject, data, at_s=at_s, targets=self.targets
+
+def _settle_plan(state: State, plan: PlannedChange | None) -> tuple[State, dict[str, Any] | None]:
+    """Accept the first plan that captures agree on; return what is known of one beside that."""
+    if plan is None or len(state.plans) < _AGREEING or len(set(state.plans)) > 1:
+        return state, None
+    known = state.accepted_plan
+    if known is None or not plan.change:
+        return replace(state, accepted_plan=plan.change), None
+    if plan.change == known:
+        return state, None
+    return state, {"tuned_for": known, "today": plan.change, "throughput_gain": plan.gain}
+
+
+def accept(state: State, alert: Alert) -> State:
+    """Take what an alert was about as the new normal."""
+    if alert.kind == TRAFFIC_MOVED:
+        return replace(state, mix=mix.Mix(reference=state.mix.recent))
+    if alert.kind == PLAN_OUTDATED:
+        return replace(state, plans=(), accepted_plan=str(alert.data["today"]))
+    tracks = {subject: track for subject, track in state.tracks.items() if subject != alert.subject}
+    return replace(state, tracks=tracks)
+
+
+def standings(
+    tracks: Mapping[str, drift.Track], captures: Sequence[Capture], settings: Drift
+) -> tuple[Standing, ...]:
+    """Return how each metric of each bucket stands, and why by what captures show."""
+    result = []
+    for subject, track in sorted(tracks.items()):
+        metric, _, number = subject.partition("/")
+        bucket, chart = int(number), _chart(metric, settings)
+        state = "learning" if track.level is None else "steady"
+        if drift.is_alarm(track, chart):
+            # Ranks wait more, and batches come out sooner: nobody is slower.
+            waits_more = metric == "bubble_fraction" and _is_quicker(tracks, bucket)
+            state = "steady" if waits_more else "worse"
+        since_s = track.moving.since if state == "worse" else None
+        result.append(
+            Standing(
+                metric=metric,
+                context_bucket=bucket,
+                state=state,
+                reference_captures=len(track.reference),
+                reference=track.level,
+                recent=track.recent,
+                score=None if state == "learning" else drift.score(track, chart),
+                since_s=since_s,
+                causes=() if since_s is None else _shifts(captures, bucket, since_s),
             )
-            if number is not None:
-                raised.append((kind, str(data["message"])))
+        )
+    return tuple(result)
 
-        tracks = self.journal.states(claim.source, TRACKS, drift.Track, connection)
-        for metric in WORSE:
-            value = finding.metrics.get(metric)
-            if value is not None:
-                subject = f"{metric}/{finding.bucket}"
-                track = tracks.get(subject, drift.Track())
-                tracks[subject] = drift.advance(track, value, self.chart(metric), at_s)
-                name = f"{TRACKS}{subject}"
-                self.journal.remember(connection, claim.source, name, tracks[subject])
-        self._levels(connection, claim.source, finding.bucket, tracks, alert)
-        self._traffic(connection, claim.source, finding, tracks, alert)
-        self._plan(connection, claim.source, finding, alert)
-        return raised
 
-    def state(self, tracks: Tracks, metric: str, bucket: int) -> str:
-        """Say how a figure stands: `learning`, `steady`, `worse` or `better`."""
-        track = tracks[f"{metric}/{bucket}"]
-        if track.level is None:
-            return "learning"
-        direction = drift.alarm(track, self.chart(metric))
-        if direction is None:
-            return "steady"
-        if direction != WORSE[metric]:
-            return "better"
-        # Ranks wait more, and batches come out sooner: nobody is slower.
-        waits_more = metric == "bubble_fraction" and _is_quicker(tracks, bucket)
-        return "steady" if waits_more else "worse"
+def _chart(metric: str, settings: Drift) -> drift.Chart:
+    return drift.Chart(
+        worse=WORSE[metric],
+        reference=settings.reference,
+        min_change=settings.min_change,
+        is_share=metric == "bubble_fraction",
+    )
 
-    def _levels(
-        self, connection: Connection, source: str, bucket: int, tracks: Tracks, alert: Any
-    ) -> None:
-        for metric in WORSE:
-            subject = f"{metric}/{bucket}"
-            state = self.state(tracks, metric, bucket) if subject in tracks else ""
-            if state not in {"worse", "better"}:
-                continue
-            track = tracks[subject]
-            since_s = track.moving.since or 0.0
-            points = self.journal.points(source, most=LOOKED_BACK, connection=connection)
-            causes = cause_changes(points, bucket, since_s) if state == "worse" else []
-            grown = f"; {say_cause(causes[0])}" if causes else ""
-            where = f" of requests {say_bucket(bucket)}" if bucket else ""
-            data = {
-                "metric": metric,
-                "context_bucket": bucket,
-                "before": track.level,
-                "after": track.recent,
-                "since_s": since_s,
-                "causes": causes,
-                "message": f"{source}: {say_metric(metric)}{where} got {state}, "
-                f"from {show_metric(metric, track.level)} to {show_metric(metric, track.recent)}, "
-                f"since {show_time(since_s)}{grown}",
-            }
-            alert(BUCKET_SLOWER if state == "worse" else BUCKET_FASTER, subject, data)
 
-    def _traffic(
-        self, connection: Connection, source: str, finding: Finding, tracks: Tracks, alert: Any
-    ) -> None:
-        if not finding.counts:
-            return
-        state = self.journal.state(connection, source, _MIX, mix.Mix)
-        state = mix.advance(state, finding.counts, self.settings.reference)
-        self.journal.remember(connection, source, _MIX, state)
-        if not mix.moved(state):
-            return
-        before, after = mix.shares(state.reference), mix.shares(state.recent)
-        newest = mix.shares(state.recent[-1:])
-        old, new = _levels_of(tracks, "batch_latency_s", {*before, *after})
-        data: dict[str, Any] = {
-            "before": {str(bucket): share for bucket, share in before.items()},
-            "after": {str(bucket): share for bucket, share in after.items()},
-            "captures": len(state.recent),
-            "newest": {str(bucket): share for bucket, share in newest.items()},
-            "message": f"{source}: {show_share(mix.distance(before, after))} of the requests "
-            f"in {counted(len(state.recent), 'capture')} of late moved to other context lengths: "
-            f"those of {_say_shift(before, after, newest)}",
-        }
-        if old or new:
-            data["batch_latency_s"] = asdict(mix.decompose(before, old, after, new))
-        alert(TRAFFIC_MOVED, "context_length", data)
+def _say_slower(standing: Standing) -> str:
+    metric, bucket, since_s = standing.metric, standing.context_bucket, standing.since_s or 0.0
+    where = f" of requests {say_bucket(bucket)}" if bucket else ""
+    was, now = (show_metric(metric, value) for value in (standing.reference, standing.recent))
+    grown = f"; {standing.causes[0]}" if standing.causes else ""
+    since = f"since {show_time(since_s)}{grown}"
+    return f"{say_metric(metric)}{where} got worse, from {was} to {now}, {since}"
 
-    def _plan(self, connection: Connection, source: str, finding: Finding, alert: Any) -> None:
-        if finding.plan is None:
-            return
-        change = finding.plan.change
-        plans: Plans = self.journal.state(connection, source, _PLAN, Plans)
-        plans = replace(plans, recent=(*plans.recent, change)[-_AGREEING:])
-        agreed = len(plans.recent) == _AGREEING and set(plans.recent) == {change}
-        if agreed and plans.accepted is not None and change and change != plans.accepted:
-            data = {
-                "tuned_for": plans.accepted,
-                "today": change,
-                "throughput_gain": finding.plan.gain,
-                "message": f"{source}: the plan is outdated: {change} would now gain "
-                f"{show_share(finding.plan.gain)} of throughput",
-            }
-            alert(PLAN_OUTDATED, "plan", data)
-        elif agreed:
-            plans = replace(plans, accepted=change)
-        self.journal.remember(connection, source, _PLAN, plans)
 
-    def accept(self, connection: Connection, alert: Alert) -> None:
-        """Take what an alert was about as the new normal."""
-        if alert.kind == TRAFFIC_MOVED:
-            state = self.journal.state(connection, alert.source, _MIX, mix.Mix)
-            moved = replace(mix.Mix(), reference=state.recent)
-            self.journal.remember(connection, alert.source, _MIX, moved)
-        elif alert.kind == PLAN_OUTDATED:
-            plans = Plans(accepted=str(alert.data.get("today", "")))
-            self.journal.remember(connection, alert.source, _PLAN, plans)
-        else:
-            name = f"{TRACKS}{alert.subject}"
-            self.journal.remember(connection, alert.source, name, drift.Track())
+def _describe_shift(state: State) -> tuple[str, dict[str, Any]]:
+    """Say which lengths grew most and which fell most, from which share to which."""
+    recent = state.mix.recent
+    before, after, newest = map(mix.shares, (state.mix.reference, recent, recent[-1:]))
+    old, new = _levels_of(state.tracks, "batch_latency_s", {*before, *after})
+    data: dict[str, Any] = {"before": before, "after": after, "newest": newest}
+    if old or new:
+        data["batch_latency_s"] = mix.decompose(before, old, after, new)
+    growth = {
+        bucket: after.get(bucket, 0.0) - before.get(bucket, 0.0) for bucket in {*before, *after}
+    }
+    most, least = (pick(growth, key=growth.__getitem__) for pick in (max, min))
+    shifts = [
+        f"{say_bucket(bucket)} went from {show_share(before.get(bucket, 0.0))} to "
+        f"{show_share(after.get(bucket, 0.0))}"
+        for bucket in (most, least)
+    ]
+    # Those of late hold captures from before the traffic moved; the newest one does not.
+    message = (
+        f"{show_share(mix.distance(before, after))} of the requests in "
+        f"{counted(len(recent), 'capture')} of late moved to other context lengths: those of "
+        f"{', '.join(shifts)}; {show_share(newest.get(most, 0.0))} of the newest capture's are "
+        f"{say_bucket(most)}"
+    )
+    return message, data
 
 
 def _levels_of(
-    tracks: Tracks, metric: str, buckets: set[int]
+    tracks: Mapping[str, drift.Track], metric: str, buckets: set[int]
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return the level of a metric in each bucket, as it was and as it is."""
     before, after = {}, {}
@@ -212,44 +293,54 @@ def _levels_of(
     return before, after
 
 
-def _is_quicker(tracks: Tracks, bucket: int) -> bool:
+def _is_quicker(tracks: Mapping[str, drift.Track], bucket: int) -> bool:
     """Tell whether batches of a bucket take less time, and no fewer come a second."""
-    took, now = _levels_of(tracks, "batch_latency_s", {bucket})
+    took, takes = _levels_of(tracks, "batch_latency_s", {bucket})
     gave, gives = _levels_of(tracks, "microbatches_per_s", {bucket})
-    quicker = bool(took) and now[bucket] < took[bucket]
+    quicker = bool(took) and takes[bucket] < took[bucket]
     return quicker and (not gave or gives[bucket] >= gave[bucket])
 
 
-def cause_changes(points: Points, bucket: int, since_s: float) -> list[dict[str, Any]]:
-    """Return what each cause took of a batch before a time and since, what grew most first."""
-    captures = [at for at, of, _ in points.get("batch_latency_s", ()) if of == bucket]
-    before, after = ([at for at in captures if (at >= since_s) == is_after] for is_after in (0, 1))
-    if not before or not after:
-        return []
-    changes: list[dict[str, Any]] = []
-    for metric in points:
-        if metric.startswith(CAUSE):
-            took = {at: value for at, of, value in points[metric] if of == bucket}
-            was_s, now_s = (median(took.get(at, 0.0) for at in part) for part in (before, after))
-            cause = metric.removeprefix(CAUSE)
-            changes.append({"cause": cause, "before_s": was_s, "after_s": now_s})
-    grown = [change for change in changes if change["after_s"] > change["before_s"]]
-    return sorted(grown, key=lambda change: change["before_s"] - change["after_s"])
+def _shifts(captures: Sequence[Capture], bucket: int, since_s: float) -> tuple[CauseShift, ...]:
+    """Return which causes took less of a batch before a time than since."""
+    known = [(capture.captured_s, capture.finding) for capture in captures]
+    sides = [
+        [
+            {cause: share * (finding.batch_s or 0.0) for cause, share in finding.causes.items()}
+            for at_s, finding in known
+            if finding is not None and finding.bucket == bucket and (at_s >= since_s) == is_after
+        ]
+        for is_after in (False, True)
+    ]
+    if not all(sides):
+        return ()
+    shifts = []
+    for cause in {cause for side in sides for took in side for cause in took}:
+        before_s, after_s = (median(took.get(cause, 0.0) for took in side) for side in sides)
+        if after_s > before_s:
+            shifts.append(CauseShift(cause=cause, before_s=before_s, after_s=after_s))
+    return tuple(sorted(shifts, key=lambda shift: shift.before_s - shift.after_s))
 
 
-def _say_shift(before: mix.Counts, after: mix.Counts, newest: mix.Counts) -> str:
-    """Say which lengths grew most and which fell most, from which share to which.
+def say_metric(metric: str) -> str:
+    """Name a metric."""
+    return _METRIC_WORDS[metric]
 
-    Those of late hold captures from before the traffic moved; the newest one does not.
-    """
-    grown = {
-        bucket: after.get(bucket, 0.0) - before.get(bucket, 0.0) for bucket in {*before, *after}
-    }
-    most, least = max(grown, key=lambda one: grown[one]), min(grown, key=lambda one: grown[one])
 
-    def shares(bucket: int) -> str:
-        was, now = show_share(before.get(bucket, 0.0)), show_share(after.get(bucket, 0.0))
-        return f"{say_bucket(bucket)} went from {was} to {now}"
+def say_bucket(bucket: int) -> str:
+    """Name a bucket of context lengths; 0 is one that nothing tells."""
+    return f"up to {show_count(bucket)} tokens" if bucket else "an unknown context length"
 
-    now = f"{show_share(newest.get(most, 0.0))} of the newest capture's are {say_bucket(most)}"
-    return f"{shares(most)}, {shares(least)}; {now}"
+
+def show_metric(metric: str, value: float | None) -> str:
+    """Write a value of a metric with its unit."""
+    if value is None:
+        return "–"
+    shown = {"bubble_fraction": show_share, "batch_latency_s": show_seconds,
+             "peak_memory_bytes": show_bytes}.get(metric)  # fmt: skip
+    return shown(value) if shown else f"{show_number(value)} microbatches/s"
+
+
+def show_time(at_s: float) -> str:
+    """Write a moment."""
+    return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -109,12 +109,12 @@ class Mix:
 
 def advance(mix: Mix, counts: Counts, reference: int = REFERENCE) -> Mix:
     """Take one more capture in."""
-    mine = {bucket: float(count) for bucket, count in counts.items() if count > 0}
-    if not mine:
+    capture = {bucket: float(count) for bucket, count in counts.items() if count > 0}
+    if not capture:
         return mix
     if len(mix.reference) < reference:
-        return replace(mix, reference=(*mix.reference, mine))
-    return replace(mix, recent=(*mix.recent, mine)[-WINDOW:])
+        return replace(mix, reference=(*mix.reference, capture))
+    return replace(mix, recent=(*mix.recent, capture)[-WINDOW:])
 
 
 def moved(mix: Mix) -> bool:

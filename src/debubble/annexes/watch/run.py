@@ -2,101 +2,93 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from debubble.annexes.watch.config import Config, read_config
-from debubble.annexes.watch.files import FILES, read_file
-from debubble.annexes.watch.supervise import PATIENCE, Patience
-from debubble.annexes.watch.views import (
-    SCHEMA,
-    describe_config,
-    learning_of,
-    missing_folders,
-    say_config,
-)
-from debubble.errors import MissingExtra, StoreError
-from debubble.measure.store import Store, default_url, store_url
+from debubble.annexes import drift
+from debubble.annexes.watch.config import Source, read_config
+from debubble.errors import MissingExtra
+from debubble.trace.source import is_url
+from debubble.units import counted, show_period, show_share
 
 if TYPE_CHECKING:
     from debubble.annexes.watch.journal import Journal
+    from debubble.annexes.watch.service import Patience
 
-__all__ = ["FILES", "SCHEMA", "Checked", "check", "read_file", "retry", "serve"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What a configuration means."""
-
-    words: str
-    data: dict[str, Any]
-    warnings: tuple[str, ...]
+FILES = {"rules": "alert_rules.yml", "dashboard": "dashboard.json"}
+"""For other programs: alert rules for Prometheus, a dashboard for Grafana."""
 
 
-def serve(path: Path, store: str | None, patience: Patience = PATIENCE) -> None:
+def read_file(name: str) -> str:
+    """Return one of them."""
+    return (files(__package__) / "files" / FILES[name]).read_text("utf-8")
+
+
+def serve(path: Path, store: str | None, patience: Patience | None = None) -> None:
     """Run the service until it is stopped."""
     config = read_config(path, store=store)
-    with _opened(config) as journal:
-        from debubble.annexes.watch.service import Service, only_service  # noqa: PLC0415 (needs the extra)
+    with _opened(config.store) as journal:
+        from debubble.annexes.watch.service import Patience, Service, only_service  # noqa: PLC0415
 
-        async def run() -> None:
-            await Service(config, journal, patience).run()
-
-        with only_service(config.lock):
-            asyncio.run(run())
+        with only_service(path):
+            Service(config, journal, patience or Patience()).run()
 
 
-def check(path: Path, store: str | None) -> Checked:
-    """Say what would be watched, and how far references have come; this makes no store."""
+def check(path: Path, store: str | None) -> tuple[str, tuple[str, ...]]:
+    """Say what would be watched, and name sources whose folder is not there (yet)."""
     config = read_config(path, store=store)
-    url = config.store or default_url(os.environ, Path.home())
-    missing = missing_folders(config)
-    learning: dict[str, str] = {}
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).exists():
-        learning = learning_of(config, None)
-    else:
-        try:
-            with _opened(config) as journal:
-                learning = learning_of(config, journal)
-        except (MissingExtra, StoreError) as error:
-            missing.insert(0, str(error))
-    return Checked(
-        words=say_config(config, learning),
-        data=describe_config(config, learning),
-        warnings=tuple(missing),
+    listen, least = config.listen, show_share(config.drift.min_change)
+    guard = "with a token" if listen.token else "without a token: only this machine reaches it"
+    first = f"Would watch {counted(len(config.sources), 'pipeline')} and answer on"
+    reference = (
+        f"The first {config.drift.reference} captures of a context length are the reference; "
+        f"an alert comes once {drift.STAYS} or more are {least} worse than those, and beyond "
+        "their noise."
     )
+    lines = [f"{first} http://{listen.address}, {guard}."]
+    lines += [f"- {source.name}: {_say_source(source)}" for source in config.sources]
+    lines.append(reference)
+    if config.webhooks:
+        lines.append(f"Alerts go to {counted(len(config.webhooks), 'webhook')}.")
+    missing = tuple(
+        f"{source.name}: there is no folder {source.folder}"
+        for source in config.sources
+        if not is_url(source.folder) and not Path(source.folder).is_dir()
+    )
+    return "\n".join(lines), missing
 
 
-def retry(path: Path, store: str | None) -> dict[str, Any]:
-    """Have captures that were given up analysed once more, and list them."""
+def _say_source(source: Source) -> str:
+    words = f"captures that appear in {source.folder}"
+    if source.server is not None:
+        every = show_period(source.server.every_s)
+        words = f"{source.server.url} captured every {every} into {source.folder}"
+    words += "" if source.keep is None else f", the raw traces of the last {source.keep} kept"
+    return words if source.digests is None else f"{words}, digests of all: {source.digests}"
+
+
+def retry(path: Path, store: str | None) -> tuple[str, ...]:
+    """Have failed captures analysed once more; return them, in words."""
     config = read_config(path, store=store)
-    names = [known.name for known in config.sources]
-    with _opened(config) as journal:
-        rows = journal.given_up(names)
-        count = journal.retry(names)
-    given_up = [
-        {"capture": row.number, "source": row.source, "key": row.key, "problem": row.problem}
-        for row in rows
-    ]
-    return {"schema": SCHEMA, "given_up": given_up, "retried": count}
+    with _opened(config.store) as journal:
+        failed = journal.retry([source.name for source in config.sources])
+    return tuple(f"{known.pipeline} {known.name}: {known.problem}" for known in failed)
 
 
 @contextmanager
-def _opened(config: Config) -> Iterator[Journal]:
+def _opened(store: str | None) -> Iterator[Journal]:
     """Lend the journal of a configuration's store."""
     try:
-        from debubble.annexes.watch.journal import Journal  # noqa: PLC0415 (SQLAlchemy is an extra)
-    except ImportError as error:
+        from debubble.annexes.watch.journal import Journal  # noqa: PLC0415
+        from debubble.annexes.watch.metrics import write_metrics  # noqa: F401, PLC0415
+        from debubble.measure.store import Store, store_url  # noqa: PLC0415
+    except (ImportError, MissingExtra) as error:
         raise MissingExtra(
-            "the service needs SQLAlchemy", hint="pip install 'debubble[watch]'"
+            "the service needs SQLAlchemy and prometheus-client",
+            hint="pip install 'debubble[watch]'",
         ) from error
-    history = Store(store_url(config.store))
-    try:
+    with closing(Store(store_url(store))) as history:
         yield Journal(history)
-    finally:
-        history.close()

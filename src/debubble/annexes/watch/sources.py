@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from debubble.annexes.watch.config import Source
-from debubble.annexes.watch.journal import Journal
-from debubble.annexes.watch.supervise import log
-from debubble.errors import Code, DebubbleError, RunNotFound
+from debubble.annexes.watch.log import log
+from debubble.errors import DebubbleError, RunNotFound
 from debubble.trace.captures import group_captures, recognise
 from debubble.trace.digest import BESIDE, SUFFIX, DigestPlace
 from debubble.trace.format import OTHER, TraceFile, rank_from_name
 from debubble.trace.kineto.document import NAME as KINETO
-from debubble.trace.run import find_run, named_like_a_trace, read_run
+from debubble.trace.run import named_like_a_trace
 from debubble.trace.sidecar import is_sidecar, read_sidecar, sidecar_of
 from debubble.trace.source import DEFAULT_LIMITS, is_url, locate, plain_errors
 from debubble.units import printable
@@ -52,24 +51,20 @@ class Scanner:
         self.source = source
         self._clock = clock
         self._known: dict[Entry, TraceFile | None] = {}
-        self._done: set[Entry] = set()
+        self._ended: dict[Entry, str] = {}
         self._since: dict[tuple[Entry, ...], float] = {}
-        self.unreadable_names = ""
-        """What the last look left alone: no text can hold these names, so no store."""
 
-    def scan(self, claimed: Collection[str]) -> tuple[ReadyCapture, ...]:
-        """Return what is complete and not claimed, the oldest first."""
-        listed = list(list_files(self.source.folder))
-        others = [printable(entry.file) for entry in listed if not _is_text(entry.file)]
-        self.unreadable_names = (
-            f"{len(others)} with a name that is no UTF-8, such as {others[0]}" if others else ""
-        )
-        entries = {entry.file: entry for entry in listed if _is_text(entry.file)}
-        self._done &= set(entries.values())
+    def scan(self, ended: Collection[str]) -> tuple[ReadyCapture, ...]:
+        """Return what is complete and not among the captures that ended, the oldest first."""
+        entries = {entry.file: entry for entry in list_files(self.source.folder)}
+        present = set(entries.values())
+        self._ended = {
+            entry: key for entry, key in self._ended.items() if entry in present and key in ended
+        }
         fresh = [
             entry
             for file, entry in entries.items()
-            if entry not in self._done and not is_sidecar(file) and not self._is_own(file)
+            if entry not in self._ended and not is_sidecar(file) and not self._is_own(file)
         ]
         self._known = {entry: self._recognise(entry) for entry in fresh}
         traces = [
@@ -81,16 +76,17 @@ class Scanner:
         for capture in group_captures(traces):
             doubled = (file for _, files in capture.duplicates for file in files)
             names = sorted({*(file.file for file in capture.files), *doubled})
-            mine = tuple(entries[name] for name in names)
-            inside = mine[0].file.removeprefix(_root(self.source)).lstrip("/")
-            key = f"{inside} {mine[0].size} {mine[0].modified}"
-            if key in claimed:
-                self._done.update(mine)
+            members = tuple(entries[name] for name in names)
+            first = members[0]
+            inside = first.file.removeprefix(_root(self.source)).lstrip("/")
+            key = f"{inside} {first.size} {first.modified}"
+            if key in ended:
+                self._ended |= dict.fromkeys(members, key)
                 continue
-            since[mine] = self._since.get(mine, now)
-            settled = now - since[mine] >= self.source.settle_s
+            since[members] = self._since.get(members, now)
+            settled = now - since[members] >= self.source.settle_s
             if settled or is_complete(names, entries):
-                times = [entry.modified_s for entry in mine if entry.modified_s is not None]
+                times = [entry.modified_s for entry in members if entry.modified_s is not None]
                 newest_s = max(times, default=None)
                 ready.append(ReadyCapture(key=key, files=tuple(names), newest_s=newest_s))
         self._since = since
@@ -137,8 +133,27 @@ def list_files(root: str) -> Iterable[Entry]:
     return _list_folder(root)
 
 
+def _list_folder(root: str) -> Iterable[Entry]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            file = os.path.join(folder, name)  # noqa: PTH118 (plain strings serve URLs alike)
+            if name.startswith(".") or not _is_text(file):
+                continue
+            with contextlib.suppress(OSError):
+                status = os.stat(file)  # noqa: PTH116
+                if not stat.S_ISREG(status.st_mode):
+                    continue  # a pipe or a device: reading it may never end
+                yield Entry(
+                    file=file,
+                    size=status.st_size,
+                    modified=str(status.st_mtime_ns),
+                    modified_s=status.st_mtime,
+                )
+
+
 def _is_text(name: str) -> bool:
-    """Tell a name that is UTF-8: Linux takes any bytes."""
+    """Tell a name that is UTF-8: Linux takes any bytes, and no store holds them."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -146,31 +161,12 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def _list_folder(root: str) -> Iterable[Entry]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.startswith("."):
-                continue
-            file = os.path.join(folder, name)  # noqa: PTH118 (plain strings serve URLs alike)
-            with contextlib.suppress(OSError):
-                found = os.stat(file)  # noqa: PTH116
-                if not stat.S_ISREG(found.st_mode):
-                    continue  # a pipe or a device: reading it may never end
-                yield Entry(
-                    file=file,
-                    size=found.st_size,
-                    modified=str(found.st_mtime_ns),
-                    modified_s=found.st_mtime,
-                )
-
-
 def _list_url(root: str) -> list[Entry]:
     try:
         system, path = locate(root)
         with plain_errors():
             system.invalidate_cache()
-            found: dict[str, dict[str, Any]] = system.find(path, detail=True)
+            listed: dict[str, dict[str, Any]] = system.find(path, detail=True)
     except (OSError, ImportError, ValueError) as error:
         raise RunNotFound(f"{root}: {error}", hint="check the prefix and its access") from error
     tells = ("ETag", "LastModified", "mtime", "created")
@@ -180,7 +176,7 @@ def _list_url(root: str) -> list[Entry]:
             size=int(details.get("size") or 0),
             modified=str(next((details[key] for key in tells if details.get(key)), "")),
         )
-        for name, details in sorted(found.items())
+        for name, details in sorted(listed.items())
         if not name.rpartition("/")[2].startswith(".")
     ]
 
@@ -221,44 +217,3 @@ def remove_capture(source: Source, files: Sequence[str]) -> None:
         if Path(file).parent != Path(source.folder):
             with contextlib.suppress(OSError):
                 Path(file).parent.rmdir()
-
-
-def prune(source: Source, journal: Journal) -> int:
-    """Remove what is not to be kept; return how many captures went."""
-    if source.keep is None:
-        return 0
-    count = 0
-    for number, files in journal.prunable(source.name, keep=source.keep):
-        problem = _see_to_digests(source, files)
-        if problem:
-            log("not_pruned", level="warning", source=source.name, problem=problem)
-            continue
-        remove_capture(source, files)
-        journal.forget_files(number)
-        count += 1
-    return count
-
-
-def _see_to_digests(source: Source, files: Sequence[str]) -> str:
-    """Make the digests that an earlier time did not keep; return what was in the way."""
-    digests = digest_place(source)
-    if digests is None:
-        return ""
-    missing = [file for file in files if not _has_digest(digests, file)]
-    if not missing:
-        return ""
-    try:
-        run = read_run(find_run(missing), digests=digests)
-    except DebubbleError:
-        return ""  # what cannot be read has no digest to keep
-    return next((str(gap) for gap in run.gaps if gap.code is Code.DIGEST_NOT_WRITTEN), "")
-
-
-def _has_digest(digests: DigestPlace, file: str) -> bool:
-    """Look for the digest of a file."""
-    target = digests.target(file)
-    if is_url(target):
-        system, path = locate(target)
-        with plain_errors():
-            return bool(system.exists(path))
-    return Path(target).exists()

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from debubble.errors import Gap
-from debubble.measure.comparison import (
+from debubble.measure.compare import (
     CauseChange,
     Comparison,
     Confidence,
@@ -17,10 +17,9 @@ from debubble.measure.comparison import (
     MemoryChange,
     Verdict,
 )
-from debubble.measure.measurement import Measurement, middle
+from debubble.measure.measurement import Measurement, Record, middle
 from debubble.measure.prediction import PredictionCheck
 from debubble.measure.statistics import least_samples
-from debubble.measure.store import Record, created_at
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
 from debubble.timeline.job import Basis
 from debubble.units import (
@@ -260,7 +259,7 @@ def answer_history(
                 **msgspec.structs.asdict(side),
                 number=record.number,
                 name=record.name,
-                created=created_at(record.created_s),
+                created=record.created,
                 tags=dict(record.tags),
                 measurement=record.measurement if whole else msgspec.UNSET,
             )
