@@ -64,7 +64,7 @@ def latency_interval(option: Option) -> IntervalPart:
 
 def describe(change: Change) -> str:
     """Say a change in words."""
-    parts = [said for lever in LEVERS if (said := lever.words(change))]
+    parts = [words for lever in LEVERS if (words := lever.words(change))]
     if change.by_hand is not None:
         parts.append(change.by_hand)
     if change.token_scale is not None:

@@ -439,7 +439,7 @@ def _say_misses(plan: Plan) -> list[str]:
 
 def _holds(repair: Repair, other: Repair) -> bool:
     """Tell whether a repair is of the other's hops and of more."""
-    hops, others = (set(each.option.change.repaired or ()) for each in (repair, other))
+    hops, others = (set(mended.option.change.repaired or ()) for mended in (repair, other))
     return hops > others
 
 
