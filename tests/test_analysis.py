@@ -16,24 +16,11 @@ from debubble.analysis import Analysis
 from debubble.cli import cli
 from debubble.simulate.theory import ideal_bubble
 from debubble.timeline.fleet.survey import Question, measure_run
-from debubble.timeline.schedules import Statement, order_of, state_schedule
+from debubble.timeline.schedules import order_of, state_schedule
 
 
 def analysis(name, statement=None):
     return Analysis(measure_run(read_recording(H200 / name), Question(statement=statement)))
-
-
-def test_a_true_statement_changes_nothing():
-    without, stated = analysis("1f1b_p3_m7"), analysis("1f1b_p3_m7", state_schedule("1f1b"))
-    assert stated.warnings == without.warnings
-    assert stated.theory == without.theory
-    assert stated.theory.bubble_fraction == pytest.approx(2 / 9)
-    assert stated.theory.schedule_bubble_fraction == pytest.approx(2 / 9)
-
-
-def test_an_order_of_ones_own_is_used_where_no_schedule_is_recognised():
-    own = Statement(text="own.csv", order=order_of("gpipe", 3, 7))
-    assert analysis("1f1b_p3_m7", own).theory.schedule_bubble_fraction == pytest.approx(2 / 9)
 
 
 @pytest.mark.parametrize("name", ["zb-h1", "zbv", "looped-bfs"])
@@ -54,10 +41,6 @@ def test_a_schedule_that_cannot_be_has_no_theory():
     run = analysis("1f1b_p3_m7", state_schedule("interleaved-1f1b", 3))
     assert run.theory.bubble_fraction is None
     assert run.theory.schedule_bubble_fraction is None
-
-
-def test_backward_passes_that_never_ran_have_no_theory():
-    assert analysis("fwd_closed_m4", state_schedule("1f1b")).theory.schedule_bubble_fraction is None
 
 
 # What takes time, or could be answered differently if it were worked out in two rooms.

@@ -191,11 +191,11 @@ class Analysis:
         bubble, missing = self.pipeline.bubble_fraction, self.run.missing_ranks
         met = {rank.rank for rank in self.pipeline.ranks if len(rank.shared)}
         inside = [
-            1 - own.useful_fraction - own.bubble_fraction
-            for own in self.pipeline.shares
-            if own.rank not in met
-            and own.useful_fraction is not None
-            and own.bubble_fraction is not None
+            1 - rank.useful_fraction - rank.bubble_fraction
+            for rank in self.pipeline.shares
+            if rank.rank not in met
+            and rank.useful_fraction is not None
+            and rank.bubble_fraction is not None
         ]
         more = sum(inside) / max(len(self.pipeline.shares), 1)
         if not missing or bubble is None or more < MATTERS:
@@ -218,8 +218,8 @@ class Analysis:
     @property
     def tokens(self) -> int | None:
         """Of a microbatch, where the job or its shapes tell."""
-        said = self.job.tokens_of_microbatch(self.pipeline.microbatches)
-        return said or self.pipeline.ranks[0].parallelism.microbatch_tokens
+        stated = self.job.tokens_of_microbatch(self.pipeline.microbatches)
+        return stated or self.pipeline.ranks[0].parallelism.microbatch_tokens
 
     @cached_property
     def theory(self) -> Theory:
@@ -288,7 +288,6 @@ class Analysis:
                 framework=None if framework == ANY else framework,
                 barred=barred,
                 hold=hold,
-                empty_ends=True,
             ),
             search=search,
         )
@@ -354,8 +353,8 @@ class Analysis:
             )
         layers = layers or self.job.split_for(self.pipeline)
         if layers is None:
-            told = [self.layers_of(stage) for stage in range(self.stream.batches.stages)]
-            layers = tuple(count for count in told if count) if all(told) else None
+            counts = [self.layers_of(stage) for stage in range(self.stream.batches.stages)]
+            layers = tuple(count for count in counts if count) if all(counts) else None
         around = self.server_notes.around if self.server_notes else None
         return model_server(self.stream, self.traces, layers=layers, traffic=traffic, around=around)
 
@@ -380,8 +379,8 @@ class Analysis:
             for layers in rank.layers:
                 if layers.stage == stage:
                     return layers.layers
-        said = self.job.split_for(self.pipeline)
-        return said[stage] if said and stage < len(said) else None
+        split = self.job.split_for(self.pipeline)
+        return split[stage] if split and stage < len(split) else None
 
 
 def analyse_found(

@@ -120,7 +120,7 @@ def test_what_the_server_says_of_its_failure_is_passed_on(tmp_path):
 
 
 def test_an_answer_that_is_late_is_called_late(tmp_path, monkeypatch):
-    monkeypatch.setattr(capturing, "_STOP_PATIENCE_S", 0.5)
+    monkeypatch.setattr(capturing, "_PATIENCE_S", 0.5)
     end = threading.Event()
 
     def late(path, _body):

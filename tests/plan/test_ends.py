@@ -61,7 +61,7 @@ def test_it_is_offered_to_those_who_can_be_told(framework):
     serves = framework in SERVING
     how = {"name": "forward-only"} if serves else {}
     baseline, timeline = run_with_ends(6, 3, head=3.2, **how)
-    allowed = Permissions(framework=framework, empty_ends=True)
+    allowed = Permissions(framework=framework)
     splits = {one.change.split for one in make_plan(baseline, timeline, allowed=allowed).options}
     splits.discard(None)
     if framework is not None and framework.startswith("csv"):

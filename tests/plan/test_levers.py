@@ -226,7 +226,7 @@ def test_a_very_long_step_is_weighed_with_one_lever_at_a_time(monkeypatch):
 
     assert counted_with_others() > {None}
     # 64 passes are the run's own 8 microbatches: with more of them nothing else is changed.
-    monkeypatch.setattr("debubble.plan.plan._MOST_PASSES", 64)
+    monkeypatch.setattr("debubble.plan.plan.MOST_PASSES", 64)
     assert counted_with_others() == {None}
 
 

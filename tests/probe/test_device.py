@@ -74,6 +74,8 @@ def test_what_a_layer_keeps_is_counted_without_its_weights():
         ("build", "names no function"),
         ("nowhere.py:build", "is not there"),
         ("no_such_module:build", "cannot be imported"),
+        ("transformer:layers=2,width=8", "is no transformer"),
+        ("transformer:2,8,1,10", "is no transformer"),
     ],
 )
 def test_what_is_no_model_is_refused(model, words, message, capsys):

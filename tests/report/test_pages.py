@@ -167,6 +167,7 @@ def probed(*pipelines, trains=True):
         backward_s=0.002,
         input_grad_s=0.001,
         saved_bytes=2.0**20,
+        output_bytes=2.0**20,
         weight_bytes=2.0**21,
     )
     return ProbeAnswer(

@@ -281,14 +281,6 @@ def test_a_streams_bubble_and_latency_are_what_the_stages_logged(runs, name):
 
 
 @pytest.mark.accuracy
-def test_one_marked_batch_at_a_time_is_a_loop_of_one_microbatch(runs):
-    """Steps that do not overlap are steps, and theory says the same of both."""
-    figures = measure_pipeline(build_timeline(runs("serve1_marked")), 0)
-    assert (figures.kind, figures.microbatches) == ("forward", 1)
-    assert figures.bubble_fraction == pytest.approx(0.75, abs=0.03)
-
-
-@pytest.mark.accuracy
 @pytest.mark.parametrize("name", ["serve1", "serve2", "serve2_marked"])
 def test_an_answer_is_matched_with_the_batch_it_answers(runs, name):
     """It comes steps later than it was asked for, and it tells that the ranks share a clock."""

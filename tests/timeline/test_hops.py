@@ -35,16 +35,6 @@ def test_buffered_messages_show_no_wire(tmp_path):
     assert any(hop.wires < hop.count for hop in found.figures.hops)
 
 
-def test_one_stage_a_rank_makes_one_pair_a_direction(tmp_path):
-    found = simulated(tmp_path, setup_of("1f1b", 3, 4, **FUSED))
-    assert ways(found) == {
-        (0, 1): ((0, 1),),
-        (1, 0): ((1, 0),),
-        (1, 2): ((1, 2),),
-        (2, 1): ((2, 1),),
-    }
-
-
 def test_around_a_loop_the_last_rank_passes_on_to_the_first(tmp_path):
     found = simulated(tmp_path, setup_of("interleaved-1f1b", 3, 6, **EARLY), labels="runtime")
     assert ways(found)[2, 0] == ((2, 3),)

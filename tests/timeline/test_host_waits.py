@@ -79,16 +79,6 @@ def test_of_several_that_fit_it_is_that_whose_end_the_work_began_with():
     assert waited(found) == [None, 20]
 
 
-def test_messages_of_one_kernel_are_waited_for_together():
-    posts = messages([(0, True, 5, 700, 1), (1, False, 5, 700, 1)])
-    assert waited(tell_waits(posts, work((30, 800)), ints(20))) == [20, 20]
-
-
-def test_a_wait_before_anything_was_posted_is_for_none_of_it():
-    posts = messages([(50, False, 60, 70, 1)])
-    assert waited(tell_waits(posts, work((55, 80)), ints(20))) == [None]
-
-
 def call(name, ts, dur):
     return launch(ts=ts, dur=dur, correlation=999) | {"name": name}
 

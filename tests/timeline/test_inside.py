@@ -64,12 +64,6 @@ def test_a_pass_begins_with_its_first_kernel_and_works_as_much_of_it_as_in_the_c
     assert (rank.occupied.start_ns[0], rank.occupied.end_ns[-1]) == (4 * MS, 240 * MS)
 
 
-def test_a_kind_that_was_not_captured_stays_as_it_was(tmp_path):
-    metered = of_rows(tmp_path, ("F", 0, 0, 20), ("B", 0, 100, 140))
-    told = put_inside(metered, {(0, 0, PassKind.F): Inside(lead_ns=0, share=0.5)})
-    assert told.passes.busy_ns.tolist() == [10 * MS, 40 * MS]
-
-
 def test_without_the_meters_own_steps_passes_begin_with_their_marks(tmp_path):
     captured = at_work(of_rows(tmp_path, ("F", 0, 4, 20)), (4, 12))
     gone = only_steps(of_rows(tmp_path, ("F", 0, 0, 20)), ())

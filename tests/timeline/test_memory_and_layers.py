@@ -31,13 +31,6 @@ def timeline_of(name):
     return build_recording(folder), folder
 
 
-def test_what_the_last_stage_adds_is_left_over():
-    timeline, _ = timeline_of("1f1b_p2_m4")
-    first, last = timeline.ranks
-    assert first.layers[0].after_ns == first.layers[0].before_ns == 0
-    assert last.layers[0].after_ns > 50_000
-
-
 def layers_of(forwards, backwards=None):
     """Count the layers of stages whose passes launch these kernels, each for 900 ns."""
     numbers = {}

@@ -110,20 +110,6 @@ def test_the_window_is_the_batch_as_the_job_itself_timed_it():
     assert figures.batch_latency_ns / 1e9 == pytest.approx(np.median(truth["wall_s"]), rel=0.1)
 
 
-def test_a_v_shaped_schedule_puts_two_stages_on_a_rank():
-    timeline = build_timeline(traces_of("zbv_m8"))
-    figures = measure_pipeline(timeline, 0)
-    assert [rank.stages for rank in figures.ranks] == [(0, 7), (1, 6), (2, 5), (3, 4)]
-    assert figures.microbatches == 8
-    passes = timeline.passes
-    for stage in range(8):
-        for kind in (PassKind.F, PassKind.W):
-            assert ((passes.stage == stage) & (passes.kind == kind)).sum() == 16
-    # torch makes the first stage's input gradient a no-op.
-    assert ((passes.stage == 0) & (passes.kind == PassKind.I)).sum() == 0
-    assert ((passes.stage == 5) & (passes.kind == PassKind.I)).sum() == 16
-
-
 @pytest.mark.parametrize("name", [run[0] for run in RUNS] + ["zbv_m8"])
 def test_every_transfer_is_matched_and_none_arrives_before_it_was_sent(name):
     timeline = build_timeline(traces_of(name))
@@ -138,13 +124,6 @@ def test_peak_memory_is_the_truth():
         for rank in build_timeline(traces_of(name)).ranks:
             truth = json.loads((H200 / name / f"truth{rank.rank}.json").read_text())
             assert rank.peak_memory_bytes == pytest.approx(truth["peak_bytes"], rel=0.01)
-
-
-def test_free_running_ranks_without_a_common_span_are_told_so():
-    figures = measure_pipeline(build_timeline(traces_of("fwd_m8")), 0)
-    assert figures.kind == "stream"
-    assert figures.bubble_fraction is None
-    assert [gap.code for gap in figures.gaps] == ["no_common_span"]
 
 
 def shifted(trace, offset_ns, ppm=20.0):
@@ -171,15 +150,6 @@ def test_no_clock_error_changes_the_answer_by_one_percent(name, offset_ns):
         assert figures.bubble_fraction == pytest.approx(right.bubble_fraction, rel=0.01)
         assert figures.batch_latency_ns == pytest.approx(right.batch_latency_ns, rel=0.01)
         assert figures.schedule == right.schedule
-
-
-def test_the_order_of_the_ranks_changes_nothing():
-    traces = traces_of("1f1b_p2_m4")
-    forward, backward = build_timeline(traces), build_timeline(traces[::-1])
-    assert (
-        measure_pipeline(forward, 0).bubble_fraction
-        == measure_pipeline(backward, 0).bubble_fraction
-    )
 
 
 @pytest.mark.parametrize(

@@ -98,18 +98,6 @@ def test_work_belongs_to_the_step_of_its_launch_though_it_runs_in_the_next(tmp_p
     assert_all_named(found)
 
 
-def test_a_host_that_waits_for_its_device_changes_nothing(tmp_path):
-    found = simulated(tmp_path, setup_of("1f1b", 3, 4, fused=True, run_ahead=False))
-    assert_all_named(found)
-    assert_measured(found)
-
-
-def test_the_last_ranks_token_to_the_first_is_no_hop(tmp_path):
-    found = simulated(tmp_path, setup_of("forward-only", 3, 4))
-    assert any(m.what[0] == "token" for k in found.play.steps[0][0].kernels for m in k.messages)
-    assert [(hop.source, hop.destination) for hop in found.figures.hops] == [(0, 1), (1, 2)]
-
-
 def test_peers_counted_inside_their_group_are_translated(tmp_path):
     setup = setup_of("1f1b", 4, 6, fused=True)
     found = simulated(tmp_path, setup, members=(1, 3, 5, 7), world=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from debubble.trace.columns import KernelKind, Operation
-from debubble.trace.communication import classify_kernel_name, classify_operation, element_bytes
+from debubble.trace.communication import classify_kernel_name, classify_operation
 
 KERNELS = {
     KernelKind.COMMUNICATION: """
@@ -42,13 +42,6 @@ OPERATORS = {
     Operation.BARRIER: ["gloo:barrier", "c10d::barrier"],
     Operation.OTHER: ["nccl:coalesced", "record_param_comms"],
 }
-SIZES = {
-    1: ["Float8_e4m3fn", "Byte"],
-    2: ["BFloat16", "c10::BFloat16"],
-    4: ["float"],
-    8: ["long int"],
-    None: ["TensorList"],
-}
 
 
 @pytest.mark.parametrize("kind", KERNELS)
@@ -61,9 +54,3 @@ def test_kernel_names(kind):
 def test_operator_names(operation):
     names = OPERATORS[operation]
     assert {name: classify_operation(name) for name in names} == dict.fromkeys(names, operation)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_element_sizes(size):
-    names = SIZES[size]
-    assert {name: element_bytes(name) for name in names} == dict.fromkeys(names, size)

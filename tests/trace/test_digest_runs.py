@@ -79,16 +79,6 @@ def test_a_trace_that_was_recorded_again_goes_before_its_old_digest(traces):
     assert codes(read(traces)) == []
 
 
-def test_digests_alone_are_a_run(traces):
-    before = read(traces, digests=BESIDE)
-    for trace in traces.glob("*.gz"):
-        trace.unlink()
-    after = read(traces)
-    for left, right in zip(before.ranks, after.ranks, strict=True):
-        assert_same(left, right)
-    assert [known.format for known in after.found.capture.files] == ["digest"] * 2
-
-
 def test_a_damaged_digest_does_not_stand_in_the_way_of_its_trace(traces):
     read(traces, digests=BESIDE)
     for rank, keep in ((0, 40), (1, -30)):
@@ -170,15 +160,6 @@ def test_a_digest_tells_what_the_sidecar_told_and_a_sidecar_beside_it_goes_first
     assert [said.tokens for said in after.sidecars] == [4096]
     sidecar(traces, 0, tokens=8192)
     assert [said.tokens for said in read(traces).sidecars] == [8192]
-
-
-def test_a_broken_sidecar_is_named_by_the_digest_too(traces, tmp_path):
-    (traces / "rank0.debubble.json").write_text("{")
-    before = read(traces, digests=DigestPlace(place=str(tmp_path / "k"), root=str(traces)))
-    assert [str(gap.code) for gap in before.gaps] == ["unreadable"]
-    assert [(gap.code, gap.message) for gap in read(tmp_path / "k").gaps] == [
-        (gap.code, gap.message) for gap in before.gaps
-    ]
 
 
 def test_a_rank_that_only_the_folder_tells_is_told_of_the_digest_too(tmp_path, monkeypatch):

@@ -88,12 +88,6 @@ def test_strings_that_look_like_event_borders_do_not_cut_events(tmp_path, monkey
     assert not trace.gaps
 
 
-def test_older_capitalised_categories_are_known(tmp_path):
-    old = [{**kernel(), "cat": "Kernel"}, {**launch(), "cat": "Runtime"}]
-    trace = read_kineto(write(tmp_path / "a.json", document(old)))
-    assert len(trace.kernels) == len(trace.launches) == 1
-
-
 def test_times_keep_their_nanoseconds_far_from_their_base(tmp_path):
     late = [kernel(ts=4_212_936_072_998.236, dur=0.001), kernel(ts=4_212_936_073_000.999, dur=1.5)]
     trace = read_kineto(write(tmp_path / "a.json", document(late)))

@@ -55,23 +55,6 @@ def write(form, columns):
     return sink.getvalue().encode()
 
 
-def test_a_plain_table_reads_in_nanoseconds():
-    table = read_csv(HEADER, "3,1,2,0,F,10.5,2", "3,1,2,0,B,20,4.25")
-    assert table.start_ns.tolist() == [10_500, 20_000]
-    assert table.duration_ns.tolist() == [2_000, 4_250]
-    assert table.op.tolist() == [Op.FORWARD, Op.BACKWARD]
-    assert [table.names[index] for index in table.name] == ["F", "B"]
-    assert (table.step[0], table.pipeline[0], table.stage[0]) == (3, 1, 2)
-    assert (len(table), table.events, table.format, table.gaps) == (2, 2, "csv", ())
-    assert [table.rank[0], table.message_bytes[0], table.peer[0], table.layer[0]] == [-1] * 4
-
-
-def test_rows_come_sorted_by_step_then_start():
-    table = read_csv(HEADER, "2,0,0,0,F,1,1", "1,0,0,1,F,9,1", "1,0,0,0,F,5,1")
-    assert table.step.tolist() == [1, 1, 2]
-    assert table.microbatch.tolist() == [0, 1, 0]
-
-
 def test_optional_columns_are_read_and_holes_in_them_are_unknown():
     table = read_csv(
         HEADER + ",rank,bytes,peer,layer",
@@ -83,14 +66,6 @@ def test_optional_columns_are_read_and_holes_in_them_are_unknown():
     assert table.peer.tolist() == [-1, 5]
     assert table.layer.tolist() == [7, -1]
     assert table.microbatch.tolist() == [0, -1]
-
-
-@pytest.mark.parametrize(("unit", "nanoseconds"), NS_PER.items())
-def test_the_end_of_a_columns_name_is_its_unit(unit, nanoseconds):
-    table = read_csv(f"step,stage,mb_id,op,start_{unit},duration_{unit}", "0,0,0,F,3,2")
-    assert table.start_ns.tolist() == [3 * nanoseconds]
-    assert table.duration_ns.tolist() == [2 * nanoseconds]
-    assert table.gaps == ()
 
 
 def test_times_without_a_unit_are_seconds_and_that_is_said():
@@ -138,12 +113,6 @@ def test_epoch_times_in_text_keep_their_nanoseconds():
 )
 def test_operations_are_known_by_their_usual_names(op, names):
     assert {name: classify_op(name) for name in names.split()} == dict.fromkeys(names.split(), op)
-
-
-def test_an_unknown_operation_keeps_its_name():
-    table = read_csv(HEADER, "0,0,0,-1,Garbage Collection,1,1")
-    assert table.op.tolist() == [Op.OTHER]
-    assert table.names == ("Garbage Collection",)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
@@ -244,16 +213,6 @@ def test_json_numbers_may_be_written_as_text():
     table = read_op_table("ops.jsonl", data=line.encode())
     assert table.start_ns.tolist() == [1_500]
     assert table.microbatch.tolist() == [-1]
-
-
-def test_parquet_errors_count_rows_from_one():
-    columns = {name: [0, 0] for name in HEADER.split(",")} | {"op": ["F", "B"]}
-    columns["duration_us"] = [1.0, float("nan")]
-    with pytest.raises(TraceError, match="row 2, column duration_us"):
-        read_op_table("ops.parquet", data=as_parquet(columns))
-    columns["duration_us"] = [1, None]
-    with pytest.raises(TraceError, match="row 2, column duration_us: is empty"):
-        read_op_table("ops.parquet", data=as_parquet(columns))
 
 
 def test_formats_are_told_by_content_and_other_files_are_none():
@@ -373,15 +332,6 @@ def test_b_beside_w_is_the_input_gradient_as_in_the_papers(tmp_path):
     ]
     assert [Op(op) for op in table.op[table.stage == 2]] == [Op.BACKWARD]
     assert [gap.code for gap in table.gaps] == ["b_is_input_gradient"]
-
-
-@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("s"), pa.duration("s")])
-def test_dates_that_python_cannot_hold_are_an_error_of_the_file(kind):
-    far = pa.array([2**30 if kind == pa.date32() else 2**50], type=kind)
-    columns = {"step": [1], "stage": [0], "microbatch": [0], "op": ["F"], "start": far, "end": [2]}
-    with pytest.raises(TraceError) as caught:
-        read_op_table("ops.parquet", data=as_parquet(columns))
-    assert caught.value.file == "ops.parquet"
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,11 @@ KINDS = ("vllm", "sglang")
 _POLL_S = 0.5
 # The profiler's start, and writing traces, hold an engine up: so long after it, it serves again.
 _SETTLE_S = 1.0
-# Of a short profile, so much at most is left to that at its start.
-_START_SHARE = 0.25
 # Batches that vLLM profiles at most: some hundred are enough, and a file that can be read.
 _MOST_BATCHES = 400
 _ERROR_SHOWN = 300
-# The profiler's first start takes seconds on a GPU.
-_START_PATIENCE_S = 120.0
 # Engines write all ranks' traces before they answer: minutes, for large models.
-_STOP_PATIENCE_S = 900.0
+_PATIENCE_S = 900.0
 
 _VLLM_CONFIG = json.dumps(
     {
@@ -105,10 +101,10 @@ def capture_server(
     look = _Look(order, sleep, clock)
     before = look.on_for(order.around_s) if look.tells else []
     began = time.time()
-    _post(order, "start_profile", _start_body(order), _START_PATIENCE_S)
+    _post(order, "start_profile", _start_body(order))
     try:
         # The profiler's start holds the engine up: no token's wait for it is to count.
-        pause = min(_SETTLE_S, order.seconds * _START_SHARE) if look.tells else 0.0
+        pause = min(_SETTLE_S, order.seconds / 4) if look.tells else 0.0
         sleep(pause)
         during = look.on_for(order.seconds - pause)
     finally:
@@ -176,7 +172,7 @@ class _Look:
 
 def end_profile(order: ServerOrder) -> None:
     """End a profile that somebody left on."""
-    _post(order, "stop_profile", None, _STOP_PATIENCE_S)
+    _post(order, "stop_profile")
 
 
 def _start_body(order: ServerOrder) -> dict[str, Any] | None:
@@ -195,19 +191,19 @@ def _traces_in(folder: Path) -> list[Path]:
     return [*folder.rglob("*.json.gz"), *folder.rglob("*.json")] if folder.is_dir() else []
 
 
-def _post(order: ServerOrder, route: str, body: dict[str, Any] | None, patience_s: float) -> None:
+def _post(order: ServerOrder, route: str, body: dict[str, Any] | None = None) -> None:
     url = f"{order.url.rstrip('/')}/{route}"
     try:
         reply = fetch(
             url,
             body=b"" if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
-            patience_s=patience_s,
+            patience_s=_PATIENCE_S,
         )
     except NoAnswer as error:
         if error.late:
             raise CaptureError(
-                f"{url}: no answer within {patience_s:g} s",
+                f"{url}: no answer within {_PATIENCE_S:g} s",
                 hint="it may still be writing its traces: look into its folder before you "
                 "try again",
             ) from error

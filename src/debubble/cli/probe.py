@@ -29,7 +29,6 @@ from debubble.report.op_table import write_table
 from debubble.units import NS_PER_S, parse_duration, parse_rate, write_file
 
 _LOG_TAIL_LINES = 4
-_DIMENSIONS = ("layers", "width", "heads", "vocab")
 
 
 def _numbers(text: str, what: str) -> tuple[int, ...]:
@@ -132,7 +131,7 @@ def command(  # noqa: PLR0913 (one argument a flag)
         words += ["--copies", str(copies)] if copies else []
         words += ["--forward-only"] * forward_only
         with progress("timing layers", manners):
-            _time(_read_model(model), [*words, "--out", file])
+            _time(model, [*words, "--out", file])
         written.append(file)
     probe = read_probe(file)
     limit = probe.device_bytes if limit_bytes is None else limit_bytes
@@ -157,20 +156,6 @@ def command(  # noqa: PLR0913 (one argument a flag)
     print_answer(probe_page(answer, manners.hint(following)), answer, manners)
 
 
-def _read_model(model: str) -> str:
-    """Return the model as the device part takes it: a transformer by its dimensions in order."""
-    name, _, text = model.partition(":")
-    if name != "transformer":
-        return model
-    sizes = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
-    if set(sizes) != set(_DIMENSIONS) or not all(size.isdigit() for size in sizes.values()):
-        raise UsageError(
-            f"{model!r} is no transformer",
-            hint="write it as transformer:layers=16,width=1024,heads=8,vocab=32000",
-        )
-    return f"transformer:{','.join(sizes[dimension] for dimension in _DIMENSIONS)}"
-
-
 def _time(model: str, words: list[str]) -> None:
     """Run the part that needs torch, in a process of its own."""
     if importlib.util.find_spec("torch") is None:
@@ -183,5 +168,6 @@ def _time(model: str, words: list[str]) -> None:
         problem = "\n".join(tail).removeprefix("error: ") or f"exit code {done.returncode}"
         raise UsageError(
             f"the model was not timed: {problem}",
-            hint="MODEL returns its modules and a function from tokens to a batch",
+            hint="MODEL returns its modules and a function from tokens to a batch, or is "
+            "transformer:layers=16,width=1024,heads=8,vocab=32000",
         )

@@ -18,15 +18,6 @@ from debubble.timeline.model import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """Something that will not be done, and why."""
-
-    lever: str
-    change: Change
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSearch:
     """How long to look for an order that has no name, and among what."""
 
@@ -74,7 +65,7 @@ class Lever:
     """What options carry as their `lever`."""
     position: int
     """Its place where levers stand in a row, as in the words of a change."""
-    ideas: Callable[[Start], Iterable[Idea | OwnOption | Refusal]]
+    ideas: Callable[[Start], Iterable[Idea | OwnOption]]
     words: Callable[[Change], str] = lambda _: ""
     """Says what a change does with this lever, unless the change says it itself (`by_hand`)."""
     probe: Change | None = None
@@ -91,8 +82,6 @@ class Permissions:
     """Levers that may not be used, by their keys."""
     hold: Hold | None = None
     """What stays when the number of microbatches changes; None where either can."""
-    empty_ends: bool = False
-    """A first stage may be left with the embedding alone, a last one with the head."""
     framework: str | None = None
     """Only what it can be told, by its name among emitters; None for what any of them can."""
 
@@ -114,6 +103,3 @@ class Permissions:
         if self.framework is None or change == Change(hold=change.hold):
             return None
         return refusal_of(self.framework, change, setting)
-
-
-ALL = Permissions(empty_ends=True)

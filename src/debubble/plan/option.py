@@ -61,6 +61,8 @@ class Idea:
     lever: str
     change: Change
     assumptions: tuple[str, ...] = ()
+    reason: str = ""
+    """Why it will not be done; empty where it may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

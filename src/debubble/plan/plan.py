@@ -11,16 +11,14 @@ from debubble.errors import CannotBeTold, NoSplitFits, UsageError
 from debubble.ledger.hop_health import LinkHealth
 from debubble.ledger.ledger import Ledger
 from debubble.plan.advice import WORTH, Advice, advise, first_of
-from debubble.plan.baseline import Baseline, even_split
+from debubble.plan.baseline import MOST_PASSES, Baseline, even_split
 from debubble.plan.by_replay import replayed_options
 from debubble.plan.change import SEARCHED, Change, Hold
 from debubble.plan.lever import (
-    ALL,
     Lever,
     OrderSearch,
     OwnOption,
     Permissions,
-    Refusal,
     Start,
 )
 from debubble.plan.levers import LEVERS
@@ -51,8 +49,6 @@ _NEVER_ENDS = "it would deadlock with messages posted as in this run"
 _SHOWN = 3
 # Of the best schedules so many are combined with other levers.
 _COMBINED = 2
-# Longer steps are weighed with one lever at a time: what a count adds shows in shorter ones.
-_MOST_PASSES = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +58,7 @@ class Plan:
     baseline: Baseline
     options: tuple[Option, ...]
     """By throughput; those that change training after all others."""
-    refused: tuple[Refusal, ...]
+    refused: tuple[Idea, ...]
     """What does not fit, or cannot be cut or run."""
     partition: Partition | None
     overlap: Overlap | None
@@ -70,7 +66,7 @@ class Plan:
     """Of slow links, each alone, and all together."""
     framework: str | None = None
     """Whom the options can be told to, by its name among emitters; None where to any."""
-    left_out: tuple[Refusal, ...] = ()
+    left_out: tuple[Idea, ...] = ()
     """What that framework cannot be told, and so was not weighed."""
     batch_may_grow: bool = False
     """A larger batch competes like anything else: it was asked for, or nothing is trained."""
@@ -159,7 +155,7 @@ def make_plan(  # noqa: PLR0913 (a run, and what is known and wanted besides)
     most_microbatches: int | None = None,
     links: LinkHealth | None = None,
     ledger: Ledger | None = None,
-    allowed: Permissions = ALL,
+    allowed: Permissions = Permissions(),  # noqa: B008 (frozen)
     search: OrderSearch | None = None,
 ) -> Plan:
     """Weigh each lever, then the best of them together; refuse what does not fit.
@@ -226,7 +222,7 @@ class PricedLever:
     """What one lever would do to a run, as a whole plan weighs it."""
 
     options: tuple[Option, ...] = ()
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[Idea, ...] = ()
     trains: bool = True
     """Whether the run has backward passes: then a larger global batch changes training."""
     unpriced: str = ""
@@ -239,7 +235,7 @@ def price_lever(baseline: Baseline, timeline: Timeline, lever: Lever) -> PricedL
         return PricedLever(unpriced=baseline.no_fit.message)
     sieve = _Sieve(
         start=Start(baseline=baseline, timeline=timeline),
-        allowed=Permissions(framework=baseline.framework, empty_ends=True),
+        allowed=Permissions(framework=baseline.framework),
     )
     if lever.key == "split":
         sieve.find_partition()
@@ -257,8 +253,8 @@ class _Sieve:
 
     start: Start
     allowed: Permissions
-    refused: list[Refusal] = field(default_factory=list)
-    left_out: list[Refusal] = field(default_factory=list)
+    refused: list[Idea] = field(default_factory=list)
+    left_out: list[Idea] = field(default_factory=list)
     """What the framework cannot be told."""
     weighed: list[OwnOption] = field(default_factory=list)
     """What levers have weighed by themselves."""
@@ -298,7 +294,7 @@ class _Sieve:
         if "split" not in allowed.barred and self._can_be_told(
             "split", Change(split=baseline.source.split)
         ):
-            ends = allowed.empty_ends and self._can_have_empty_ends()
+            ends = self._can_have_empty_ends()
             try:
                 found = best_split(baseline, Change(), empty_ends=ends)
                 self.start = replace(self.start, partition=found, empty_ends=ends)
@@ -329,7 +325,7 @@ class _Sieve:
 
     def refuse(self, idea: Idea, reason: str) -> None:
         """Remember what cannot run or does not fit."""
-        self.refused.append(Refusal(lever=idea.lever, change=idea.change, reason=reason))
+        self.refused.append(replace(idea, reason=reason))
 
     def _can_be_told(self, lever: str, probe: Change) -> bool:
         """Tell whether the framework has words for a lever at all, or remember that not."""
@@ -337,15 +333,15 @@ class _Sieve:
         if why is None:
             return True
         change = Change() if lever == "split" else probe
-        self.left_out.append(Refusal(lever=lever, change=change, reason=why.message))
+        self.left_out.append(Idea(lever=lever, change=change, reason=why.message))
         return False
 
-    def keep(self, found: Iterable[Idea | OwnOption | Refusal]) -> list[Idea]:
+    def keep(self, found: Iterable[Idea | OwnOption]) -> list[Idea]:
         """Keep what is allowed and may fit, before any time is spent on it."""
         baseline, allowed = self.start.baseline, self.allowed
         ideas = []
         for idea in found:
-            if not isinstance(idea, Idea | Refusal):
+            if not isinstance(idea, Idea):
                 self.weighed.append(idea)
                 continue
             if not allowed.permits(idea.change, baseline.source.chunks):
@@ -356,8 +352,8 @@ class _Sieve:
             if isinstance(untold, CannotBeTold):
                 if idea.lever != "combined":
                     why = untold.message
-                    self.left_out.append(Refusal(lever=idea.lever, change=idea.change, reason=why))
-            elif isinstance(idea, Refusal):
+                    self.left_out.append(replace(idea, reason=why))
+            elif idea.reason:
                 self.refused.append(idea)
             elif untold is not None:
                 self.refuse(idea, untold.message)
@@ -425,13 +421,14 @@ def _together(start: Start, orders: Sequence[Idea], hold: Hold | None) -> Iterat
         sizes += [
             change
             for change in changes
-            if cuts_evenly(baseline, change) and baseline.most_passes(change) <= _MOST_PASSES
+            # A longer step shows no more than shorter ones do.
+            if cuts_evenly(baseline, change) and baseline.most_passes(change) <= MOST_PASSES
         ]
     splits = dict(_splits_by_size(start, sizes))
     for idea in (Idea(lever="combined", change=Change()), *orders):
         for size in sizes:
             change = replace(idea.change, microbatches=size.microbatches, hold=size.hold)
-            if size.microbatches is not None and baseline.most_passes(change) > _MOST_PASSES:
+            if size.microbatches is not None and baseline.most_passes(change) > MOST_PASSES:
                 continue
             try:
                 stages = len(baseline.what_if(change).layers)

@@ -58,7 +58,7 @@ def compare_page(answer: CompareAnswer, next_command: str = "") -> Page:
     if answer.setting or answer.environment:
         differs = Table(columns=("differs", "before", "after"))
         every = (*answer.setting, *answer.environment)
-        differs.rows = [(each.what, each.before, each.after) for each in every]
+        differs.rows = [(part.what, part.before, part.after) for part in every]
         page.tables.append(differs)
     page.gaps = list(answer.warnings)
     return page

@@ -172,7 +172,7 @@ def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
     for cause, share in account.shares.items():
         if max(rank.shares[cause] for rank in account.ranks) < NOTHING:
             continue
-        culprit = next((each for each in account.culprits if each.cause == cause), None)
+        culprit = next((c for c in account.culprits if c.cause == cause), None)
         fixed = saved.get(cause, 0.0)
         table.add(
             cause.replace("_", " "),

@@ -152,10 +152,10 @@ def _notes(answer: PlanAnswer) -> list[str]:
     notes = [say_basis(answer.basis, base.without_profiler), *_between_steps(answer)]
     notes += [f"{answer.left_out.sentence}; --for any includes them"] if answer.left_out else []
     notes += list(say_rates(answer.rates)) if answer.options else []
-    each = [size for size in base.per_microbatch_bytes if size is not None]
-    if each:
-        few = " ".join(map(show_bytes, each))
-        shown = few if len(each) <= FEW else show_range(each, show_bytes)
+    sizes = [size for size in base.per_microbatch_bytes if size is not None]
+    if sizes:
+        few = " ".join(map(show_bytes, sizes))
+        shown = few if len(sizes) <= FEW else show_range(sizes, show_bytes)
         notes.append(f"memory of a microbatch in flight, by rank: {shown}")
     assumed = {sentences for option in answer.options for sentences in option.assumptions}
     notes += [f"assumed: {sentences}" for sentences in sorted(assumed)]

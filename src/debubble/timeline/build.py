@@ -363,7 +363,9 @@ def build_part(
     """
     # Who. Traces → what each rank computed and exchanged → the order of ranks in each pipeline.
     ranks = _record_ranks(named, marked=marked)
-    chains = _order_ranks(ranks)
+    pieces = find_chains({rank.rank: leading(rank) for rank in ranks})
+    whole = join_over_missing(pieces, [rank.trace for rank in ranks])
+    chains = [chain for chain in whole if len(chain.ranks) > 1]
     if not chains:
         return None
 
@@ -427,14 +429,6 @@ def _record_ranks(named: Sequence[RankTrace], *, marked: bool) -> list[RankRecor
         record_rank(trace, computed, find_steps(trace) if marked else whole_run())
         for trace, computed in zip(named, work, strict=True)
     ]
-
-
-def _order_ranks(ranks: Sequence[RankRecord]) -> list[Chain]:
-    """Chain the ranks of each pipeline, by their first messages and over ranks without a trace."""
-    messages = {rank.rank: leading(rank) for rank in ranks}
-    pieces, traces = find_chains(messages), [rank.trace for rank in ranks]
-    joined = join_over_missing(pieces, traces)
-    return [chain for chain in joined if len(chain.ranks) > 1]
 
 
 # Steps: where no mark tells them, the rhythm does, unless messages contradict it.

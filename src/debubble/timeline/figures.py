@@ -381,8 +381,6 @@ class _Scope:
     """Without the passes and transfers of steps that are left out."""
     kind: str
     one_run: bool = True
-    rhythm: bool = True
-    """False: no step is marked, and those inferred run into each other."""
     cut: bool = False
     left_out: tuple[SkippedStep, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -398,7 +396,7 @@ def _choose_scope(timeline: Timeline, pipeline: int, step: int | None) -> _Scope
     windows = measure_windows(timeline, pipeline)
     streams = is_stream(timeline, windows)
     if streams and trains and timeline.inferred:
-        return _Scope(timeline=replace(timeline, steps=()), kind=kind, rhythm=False)
+        return _Scope(timeline=replace(timeline, steps=()), kind=kind)
     if streams or not timeline.steps:
         gaps = _unmatched(timeline, pipeline)
         kind = "stream" if streams else kind
@@ -478,7 +476,7 @@ def _why_nothing(scope: _Scope) -> Gap:
             message="the ranks were captured at different times: no time is common to all",
             hint="capture all ranks at once, and for longer, so that the captures overlap",
         )
-    known = scope.rhythm and bool(scope.timeline.steps or scope.left_out)
+    known = bool(scope.timeline.steps or scope.left_out)
     return Gap(
         code=Code.NO_STEPS,
         message="no step in which every rank ran passes"

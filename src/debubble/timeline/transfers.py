@@ -460,8 +460,6 @@ def _percentile(values: I64, percent: int) -> int:
 
 # A buffer made for a receive, between the send and it, is no compute.
 _ALLOCATION = "aten::empty"
-# One rank alone may as well be the first of a pipeline that sends one microbatch a step.
-_FEWEST_MEMBERS = 2
 
 Edges = set[tuple[bool, int]]
 """Whether sent, and the peer as its group counts it."""
@@ -707,7 +705,8 @@ def find_rings(traces: Sequence[RankTrace], work: Sequence[Work]) -> dict[int, R
     for rank in sorted(could):
         for place in could[rank]:
             ring = _follow_ring(rank, place, could) if rank not in rings else {}
-            if len(ring) >= _FEWEST_MEMBERS and _all_alike(ring, messages):
+            # One rank alone may as well be the first of a pipeline, with one microbatch a step.
+            if len(ring) > 1 and _all_alike(ring, messages):
                 rings |= ring
     # Ranks whose whole ring is missing, where others of the run have one.
     return rings | {

@@ -97,19 +97,6 @@ def test_of_200_runs_of_equal_replicas_two_name_one_at_most(count, steps, noise)
     assert [judge_plays(plays).verdict for plays in runs].count("drags") <= 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 4])
-def test_of_equal_replicas_none_is_named(count, tmp_path):
-    for seed in range(3):
-        found = judged(tmp_path / str(seed), replicas_of(replace(BASE, seed=seed), count))
-        assert found.verdict != "drags"
-
-
-def test_one_step_names_nobody(tmp_path):
-    found = judged(tmp_path, replicas_of(replace(BASE, steps=1), 2, **SLOW_STAGE))
-    assert found.verdict == "undecided"
-
-
 def test_two_even_steps_of_two_replicas_are_too_few(tmp_path):
     found = judged(tmp_path, replicas_of(replace(BASE, steps=2), 2, **SLOW_STAGE))
     assert (found.verdict, found.slowest) == ("undecided", 1)
@@ -123,21 +110,6 @@ def test_a_replica_without_traces_is_said_and_the_others_are_judged(tmp_path):
     assert found.missing_ranks == (3, 7, 11)
     assert [gap.code for gap in found.gaps] == [Code.MISSING_REPLICAS]
     assert found.verdict != "drags"
-
-
-def test_the_slowest_of_those_present_is_named_beside_a_missing_replica(tmp_path):
-    write_replicas(tmp_path, replicas_of(BASE, 4, **SLOW_STAGE).play())
-    for rank in members_of(0, 4, 3):
-        (tmp_path / f"rank{rank}.json").unlink()
-    found = read(tmp_path)
-    assert found.verdict == "drags"
-    assert found.replicas[found.slowest].ranks == (3, 7, 11)
-
-
-def test_scattered_gradients_do_as_well(tmp_path):
-    replicas = replicas_of(BASE, 2, **SLOW_STAGE)
-    found = judged(tmp_path, replicas, reduces="_reduce_scatter_base", data_name="")
-    assert found.verdict == "drags"
 
 
 def test_pipelines_that_reduce_nothing_together_are_not_judged(tmp_path):
@@ -171,11 +143,4 @@ def test_ranks_that_share_a_stage_are_no_replicas_of_each_other(names, tmp_path)
         write_run(play, tmp_path, writing)
     found = read(tmp_path)
     assert [one.pipelines for one in found.replicas] == [(0, 1), (2, 3)]
-    assert (found.verdict, found.slowest) == ("drags", 1)
-
-
-def test_weights_gathered_in_the_middle_of_passes_break_nothing(tmp_path):
-    setups = replicas_of(replace(BASE, collective=(1, MS)), 2, **SLOW_STAGE)
-    data = tuple((2 * place, 2 * place + 1) for place in range(3))
-    found = judged(tmp_path, setups, inner=data, inner_name="fsdp", data_name="fsdp")
     assert (found.verdict, found.slowest) == ("drags", 1)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from debubble.annexes.meter import trigger
 from debubble.annexes.meter.figures import (
     Figure,
     RankFigures,
@@ -48,17 +49,14 @@ from debubble.capture.settings import Settings as CaptureSettings
 from debubble.capture.sidecar import RankOfJob, find_rank, uses_cuda
 
 _REPORTS = "debubble/meter/told"
-# How often ranks tell each other, and metrics are written; and how often a line goes to the log,
-# and scalars to the logger.
-TELL_S, LINE_S = 1.0, 60.0
+# How often a line goes to the log, and scalars to the logger.
+LINE_S = 60.0
 # How long the end of the job waits for a logger or a disk that hangs.
 CLOSE_S = 5.0
 # How many captures stay: traces of six steps take megabytes a rank.
 KEPT_CAPTURES = 3
-# A job of thousands of ranks tells less often: all of them ask one store.
-_TELL_S_PER_RANK = 0.01
-# Steps that wait to be read before the meter's thread is woken for them.
-_READ_STEPS = 16
+# Ranks tell each other, and write metrics, every so many looks for what was agreed.
+_LOOKS_PER_REPORT = 4
 # At the end, for a device to come to it: ten times as long at most.
 _LAST_LOOK_S = 0.01
 _log = logging.getLogger("debubble")
@@ -96,7 +94,6 @@ class Meter:
         self._reports: dict[int, RankReport] = {}
         self._wanted = threading.Event()
         self._stop = threading.Event()
-        self._wake = threading.Event()
         self._off = False
         self._undo = ExitStack() if undo is None else undo
         self._thread: threading.Thread | None = None
@@ -120,8 +117,6 @@ class Meter:
             if self._job is None:
                 self._join()
             self._recorder.beat()
-            if self._recorder.pending >= _READ_STEPS:
-                self._wake.set()
             self._see_to_capture()
 
     def forward(self, stage: int, microbatch: int | None = None) -> AbstractContextManager[None]:
@@ -179,7 +174,6 @@ class Meter:
         if self._capture is not None:
             self._capture.close()
         self._stop.set()
-        self._wake.set()
         if self._thread is not None:
             self._thread.join(CLOSE_S)
         if self._thread is None or not self._thread.is_alive():
@@ -219,7 +213,6 @@ class Meter:
     def _fall_silent(self) -> None:
         self._off = True
         self._stop.set()
-        self._wake.set()
         with suppress(Exception):
             self._recorder.stop()
 
@@ -282,29 +275,21 @@ class Meter:
     # Off the job's thread
 
     def _run(self) -> None:
-        next_look = next_told = next_line = self._clock()
-        next_line += LINE_S
-        first = 0
+        next_line, looks, first = self._clock() + LINE_S, 0, 0
         try:
             if self._device is not None:  # a thread begins on the first, and would open it
                 torch.cuda.set_device(self._device)
-            poll_s = self._agreement.poll_s if self._agreement is not None else TELL_S
-            world_size = self._job.world_size if self._job is not None else 1
-            while not self._stop.is_set():
-                self._wake.wait(poll_s)
-                self._wake.clear()
+            poll_s = trigger.POLL_S if self._agreement is None else self._agreement.poll_s
+            while not self._stop.wait(poll_s):
                 self._read()
-                now = self._clock()
-                if now >= next_look:
-                    self._ask_and_listen()
-                    next_look = now + poll_s
-                if now >= next_told:
+                self._ask_and_listen()
+                if looks % _LOOKS_PER_REPORT == 0:
                     self._tell()
                     write_metrics(self.settings.out, self._rank, self.metrics())
-                    next_told = now + max(TELL_S, world_size * _TELL_S_PER_RANK)
-                if now >= next_line:
+                looks += 1
+                if self._clock() >= next_line:
                     first = self._say_line(first)
-                    next_line = now + LINE_S
+                    next_line = self._clock() + LINE_S
         except Exception as error:  # noqa: BLE001 (the job must run)
             self.fail(error)
 

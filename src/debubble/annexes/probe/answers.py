@@ -16,6 +16,8 @@ class TimedPart(Part, frozen=True, kw_only=True):
     input_grad_s: float
     saved_bytes: float
     """Kept from forward to backward, for each microbatch in flight."""
+    output_bytes: float
+    """What goes to the next stage."""
     weight_bytes: float
 
 

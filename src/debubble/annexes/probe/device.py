@@ -46,8 +46,6 @@ from torch import Tensor, nn
 from debubble.annexes.probe.measured import KindTimes, MessageTimes, Probe
 
 PASSES = ("forward", "backward", "input_grad")
-# A model that needs no file: `transformer:layers,width,heads,vocabulary`.
-TRANSFORMER = "transformer"
 # The first runs build kernels, fill caches and wake clocks.
 _WARM_UP = 3
 _SAMPLES = 20
@@ -147,8 +145,12 @@ def parse_tokens(text: str) -> tuple[int, ...]:
 def load_model(words: str) -> tuple[list[nn.Module], Callable[[int], Any]]:
     """Call the function that is named; it returns modules in their order, and a batch maker."""
     place, _, name = words.rpartition(":")
-    if place == TRANSFORMER:
-        made = transformer(*map(int, name.split(",")))
+    if place == "transformer":
+        try:
+            sizes = dict(part.split("=") for part in name.split(","))
+            made = transformer(**{dimension: int(size) for dimension, size in sizes.items()})
+        except (TypeError, ValueError) as error:
+            raise ProbeError(f"{words!r} is no transformer: {error}") from error
         return [module.to(_DEVICE) for module in made[0]], made[1]
     if not place:
         raise ProbeError(f"{words!r} names no function: write file.py:build or module:build")
@@ -199,12 +201,12 @@ class _Block(nn.Module):
 
 
 def transformer(
-    layers: int, width: int, heads: int, vocabulary: int
+    *, layers: int, width: int, heads: int, vocab: int
 ) -> tuple[list[nn.Module], Callable[[int], Tensor]]:
     """Build a decoder of these dimensions: an embedding, blocks, a head."""
     blocks = [_Block(width, heads) for _ in range(layers)]
-    ends = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary, bias=False)
-    return [ends[0], *blocks, ends[1]], lambda tokens: torch.randint(vocabulary, (1, tokens))
+    ends = nn.Embedding(vocab, width), nn.Linear(width, vocab, bias=False)
+    return [ends[0], *blocks, ends[1]], lambda tokens: torch.randint(vocab, (1, tokens))
 
 
 def tell_kinds(layers: Sequence[nn.Module]) -> list[Kind]:

@@ -13,8 +13,6 @@ from statistics import fmean, median
 from typing import Literal
 
 PARTS = ("embedding", "layer", "head")
-# A weight gradient takes no less of a backward pass; the rest of what is timed is noise.
-_MIN_WEIGHT_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,18 +43,6 @@ class MessageTimes:
     one_way_s: tuple[float, ...]
     both_ways_s: tuple[float, ...]
     """Of two messages that cross each other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartCosts:
-    """What one part of the model takes with some tokens a microbatch: of a layer, one of them."""
-
-    forward_s: float
-    backward_s: float
-    input_grad_s: float
-    saved_bytes: float
-    output_bytes: float
-    weight_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,29 +84,6 @@ class Probe:
             return 0.0
         middle = median(log(beside / alone) for beside, alone in pairs)
         return max(middle / (self.copies - 1), 0.0)
-
-    def at(self, part: str, tokens: int) -> PartCosts:
-        """Return what a part takes with some tokens: on a line between the sizes timed."""
-
-        def value(name: str) -> float:
-            values = []
-            for size in self.sizes:
-                rows = [row for row in self.alone if row.part == part and row.tokens == size]
-                total = sum(getattr(row, name) * row.count for row in rows)
-                count = sum(row.count for row in rows)
-                values.append(total / count if part == "layer" and count else total)
-            return on_line(self.sizes, values, tokens)
-
-        # No stage waits for the input gradient of what has none.
-        backward = value("backward_s")
-        return PartCosts(
-            forward_s=value("forward_s"),
-            backward_s=backward,
-            input_grad_s=min(value("input_grad_s"), (1 - _MIN_WEIGHT_SHARE) * backward),
-            saved_bytes=value("saved_bytes"),
-            output_bytes=value("output_bytes"),
-            weight_bytes=value("weight_bytes"),
-        )
 
     def message_s(self, size: float) -> tuple[float, float]:
         """Return what a message takes on average, one way and while another crosses it."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from debubble.annexes.probe.answers import PipelinePart, ProbeAnswer, TimedPart
-from debubble.annexes.probe.measured import PARTS, PartCosts, Probe
+from debubble.annexes.probe.measured import PARTS, Probe, on_line
 from debubble.errors import NoSplitFits, TraceError, UsageError
 from debubble.plan.baseline import even_split, stages_of
 from debubble.plan.split import AS_GOOD, find_partition
@@ -144,10 +144,10 @@ class Pipelines:
             layers=probe.layers,
             trains=probe.trains,
             parts=[
-                TimedPart.of(costs, part=part, tokens=size)
+                timed
                 for size in probe.sizes
-                for part in PARTS
-                if (costs := probe.at(part, size)).forward_s > 0
+                for timed in self.time_parts(size).values()
+                if timed.forward_s > 0
             ],
             memory_limit_bytes=self.limit_bytes,
             pipelines=self._compare(stages, counts, probe.sizes[-1] * counts[0]),
@@ -184,7 +184,7 @@ class Pipelines:
                 f"up to {probe.copies} ranks share a device: each active rank slows the others by"
                 f" {show_percent(probe.slope)}, as measured"
             )
-        size = probe.at("layer", probe.sizes[-1]).output_bytes
+        size = self.time_parts(probe.sizes[-1])["layer"].output_bytes
         one_way_s, both_ways_s = self.message_s(size)
         if self.wire is None and not probe.messages:
             yield "messages take no time; --bandwidth states a link, --copies measures one"
@@ -201,6 +201,10 @@ class Pipelines:
             if not self.optimizer_bytes:
                 yield "memory: weights, gradients and activations; --optimizer adds optimizer state"
         yield "data loading, the optimizer and reductions between replicas are not included"
+
+    def time_parts(self, tokens: int) -> dict[str, TimedPart]:
+        """Return what each part takes with some tokens a microbatch."""
+        return {part: _time_part(self.probe, part, tokens) for part in PARTS}
 
     def message_s(self, size: float) -> tuple[float, float]:
         """Return what a message takes, one way and while another crosses it."""
@@ -221,7 +225,7 @@ class _Step:
         self.pipelines, self.setting, self.order = pipelines, setting, order
         self.stages = stages_of(order)
         self.engine = Engine(plan_program(order, usual_communication(setting.schedule)))
-        self.costs = {part: pipelines.probe.at(part, setting.tokens) for part in PARTS}
+        self.costs = pipelines.time_parts(setting.tokens)
 
     @cached_property
     def _without_layers(self) -> dict[PassKind, F64]:
@@ -308,7 +312,33 @@ class _Step:
             yield static + float(activations.max()) + self.costs["layer"].saved_bytes
 
 
-def _pass_s(costs: PartCosts, kind: PassKind) -> float:
+def _time_part(probe: Probe, part: str, tokens: int) -> TimedPart:
+    """Return what a part takes, of a layer one: on a line between the sizes that were timed."""
+
+    def value(name: str) -> float:
+        values = []
+        for size in probe.sizes:
+            rows = [row for row in probe.alone if row.part == part and row.tokens == size]
+            total = sum(getattr(row, name) * row.count for row in rows)
+            count = sum(row.count for row in rows)
+            values.append(total / count if part == "layer" and count else total)
+        return on_line(probe.sizes, values, tokens)
+
+    backward = value("backward_s")
+    return TimedPart(
+        part=part,
+        tokens=tokens,
+        forward_s=value("forward_s"),
+        backward_s=backward,
+        # No stage waits for the input gradient of what has none.
+        input_grad_s=min(value("input_grad_s"), backward),
+        saved_bytes=value("saved_bytes"),
+        output_bytes=value("output_bytes"),
+        weight_bytes=value("weight_bytes"),
+    )
+
+
+def _pass_s(costs: TimedPart, kind: PassKind) -> float:
     """Return what a part takes of one kind of pass."""
     return {
         PassKind.F: costs.forward_s,

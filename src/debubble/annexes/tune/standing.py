@@ -12,8 +12,7 @@ from debubble.measure.compare import Comparison, compare
 from debubble.measure.measurement import Measurement, join_measurements
 from debubble.measure.prediction import NEARLY, growth_of
 from debubble.plan.change import Hold
-from debubble.plan.lever import Refusal
-from debubble.plan.option import Option
+from debubble.plan.option import Idea, Option
 from debubble.timeline.job import Basis
 from debubble.timeline.model import FEWEST_STEPS
 
@@ -32,7 +31,7 @@ class Candidates:
     """What could be tried from here on, the most promising first."""
 
     tries: tuple[Candidate, ...] = ()
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[Idea, ...] = ()
     larger: Option | None = None
     """The best with a larger batch, which changes training and is not tried unasked."""
 

@@ -322,7 +322,7 @@ def _plan(run: Analysis) -> tuple[PlannedChange | None, str]:
     try:
         links = run.links if run.ledger else None
         baseline = run.baseline()
-        allowed = Permissions(framework=baseline.framework, empty_ends=True)
+        allowed = Permissions(framework=baseline.framework)
         plan = make_plan(baseline, run.timeline, links=links, allowed=allowed)
     except (UsageError, NoPipeline, NoSplitFits) as error:
         return None, str(error)

@@ -2,9 +2,8 @@
 
 What a framework cannot be told is refused with the reason; nothing is left out in silence.
 
-A module here that has `EMITTERS` is a framework: its names, each with what writes a change. Its
-`POSITION` says where it stands in lists: what serves first, then what trains, files last. Where it
-has `recompute`, that writes what lets backward passes recompute, or keep, activations. An engine
+A module here that has `EMITTERS` is a framework: its names, each with what writes a change. Where
+it has `recompute`, that writes what lets backward passes recompute, or keep, activations. An engine
 that serves has `serve`, which writes a whole setting.
 """
 
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 
 from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
@@ -22,25 +22,28 @@ from debubble.plan.serving import ServingSetting
 
 __all__ = ["EMITTERS", "SERVERS", "emit", "emit_serving", "refusal_of"]
 
-_MODULES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-_FRAMEWORKS = sorted(
-    (module for module in _MODULES if hasattr(module, "EMITTERS")),
-    key=lambda module: int(module.POSITION),
+# In lists: what serves first, then what trains, those of your own, files last.
+_LISTED = (
+    *("vllm", "sglang", "tensorrt_llm", "megatron", "torchtitan", "torch", "deepspeed", "nemo"),
+    "nemo_automodel",
 )
+_FILES = "order_file"
+
+
+def _modules() -> dict[str, ModuleType]:
+    """Return the module of each framework, by its names."""
+    names = {module.name for module in iter_modules(__path__)}
+    own = sorted(names.difference(_LISTED, [_FILES]))
+    modules = [import_module(f"{__name__}.{name}") for name in (*_LISTED, *own, _FILES)]
+    return {name: module for module in modules for name in getattr(module, "EMITTERS", ())}
+
+
+_MODULE_OF = _modules()
 EMITTERS: dict[str, Callable[[Change, Setting], str]] = {
-    name: write for module in _FRAMEWORKS for name, write in module.EMITTERS.items()
-}
-_RECOMPUTE: dict[str, Callable[[bool], str]] = {
-    name: module.recompute
-    for module in _FRAMEWORKS
-    for name in module.EMITTERS
-    if hasattr(module, "recompute")
+    name: module.EMITTERS[name] for name, module in _MODULE_OF.items()
 }
 SERVERS: dict[str, Callable[[ServingSetting], str]] = {
-    name: module.serve
-    for module in _FRAMEWORKS
-    for name in module.EMITTERS
-    if hasattr(module, "serve")
+    name: module.serve for name, module in _MODULE_OF.items() if hasattr(module, "serve")
 }
 
 
@@ -72,10 +75,11 @@ def emit(framework: str, change: Change, setting: Setting) -> str:
         raise cannot(framework, f"this: {change.by_hand}", "do it, then plan again")
     if change.recompute is None:
         return EMITTERS[framework](change, setting)
-    if framework not in _RECOMPUTE:
+    recompute: Callable[[bool], str] | None = getattr(_MODULE_OF[framework], "recompute", None)
+    if recompute is None:
         raise cannot(framework, "to recompute activations", "wrap layers in torch's checkpoint()")
     rest = replace(change, recompute=None)
-    told = _RECOMPUTE[framework](change.recompute)
+    told = recompute(change.recompute)
     if rest == Change(hold=change.hold):
         return told
     written = EMITTERS[framework](rest, setting)

@@ -87,5 +87,4 @@ def recompute(on: bool) -> str:
     )
 
 
-POSITION = 70
 EMITTERS = {"deepspeed": emit}

@@ -136,5 +136,4 @@ def group_size(aim: Aim) -> int | None:
     return None if size == aim.ranks else size
 
 
-POSITION = 40
 EMITTERS = {"megatron": emit}

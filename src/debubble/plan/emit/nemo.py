@@ -56,5 +56,4 @@ def emit(change: Change, setting: Setting) -> str:
     return comment(*notes, *explain_names(text)) + text
 
 
-POSITION = 80
 EMITTERS = {"nemo": emit}

@@ -69,5 +69,4 @@ def _microbatch_size(change: Change, setting: Setting) -> int:
     return size if isinstance(size, int) else setting.microbatch_size
 
 
-POSITION = 90
 EMITTERS = {"nemo@automodel": emit}

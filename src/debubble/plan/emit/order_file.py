@@ -39,5 +39,4 @@ def say_order(setting: Setting) -> str:
     return f"{setting.order_file}: the order of passes, written by `plan --emit` (-o names it)."
 
 
-POSITION = 100
 EMITTERS = {"csv": emit}

@@ -90,5 +90,4 @@ def serve(setting: ServingSetting) -> str:
     return split + comment("SGLang: flags of the launch line.") + flags(words)
 
 
-POSITION = 20
 EMITTERS = {"sglang": emit}

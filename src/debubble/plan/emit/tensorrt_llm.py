@@ -59,5 +59,4 @@ def serve(setting: ServingSetting) -> str:
     return comment(*notes) + "".join(f"{name}: {value}\n" for name, value in options.items())
 
 
-POSITION = 30
 EMITTERS = {"tensorrt-llm": emit}

@@ -224,5 +224,4 @@ def _schedule_notes(
     return notes
 
 
-POSITION = 60
 EMITTERS = {"torch": emit}

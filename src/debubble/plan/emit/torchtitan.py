@@ -169,7 +169,6 @@ def _placing_name(aim: Aim) -> str:
     )
 
 
-POSITION = 50
 EMITTERS = {
     "torchtitan": emit,
     "torchtitan@0.2.2": partial(emit, dialect=V0_2_2),

@@ -72,5 +72,4 @@ def serve(setting: ServingSetting) -> str:
     return split + comment(*notes) + flags(words)
 
 
-POSITION = 10
 EMITTERS = {"vllm": emit}

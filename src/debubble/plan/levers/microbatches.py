@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from debubble.plan.baseline import Baseline
 from debubble.plan.change import Change, Hold
-from debubble.plan.lever import Lever, Refusal, Start
+from debubble.plan.lever import Lever, Start
 from debubble.plan.option import Idea
 from debubble.units import counted
 
@@ -16,17 +16,17 @@ MOST_A_RANK = 8
 HOLDS: tuple[Hold, ...] = ("batch", "microbatch")
 
 
-def ideas(start: Start) -> Iterator[Idea | Refusal]:
+def ideas(start: Start) -> Iterator[Idea]:
     """Yield counts: twice and four times as many, with larger batches or smaller."""
     yield from _with_counts(start.baseline, counts(start.baseline, start.most_microbatches))
 
 
-def doubled(start: Start) -> Iterator[Idea | Refusal]:
+def doubled(start: Start) -> Iterator[Idea]:
     """Yield twice the microbatches: the same global batch cut finer, and a larger one."""
     yield from _with_counts(start.baseline, [2 * start.baseline.source.microbatches])
 
 
-def _with_counts(baseline: Baseline, counts: Iterable[int]) -> Iterator[Idea | Refusal]:
+def _with_counts(baseline: Baseline, counts: Iterable[int]) -> Iterator[Idea]:
     for count in counts:
         for hold in HOLDS:
             change = Change(microbatches=count, hold=hold)
@@ -36,7 +36,7 @@ def _with_counts(baseline: Baseline, counts: Iterable[int]) -> Iterator[Idea | R
                 replicas = baseline.setting.data_parallel or 1
                 samples = (baseline.setting.microbatch_size or 1) * baseline.source.microbatches
                 on = f" on {replicas} replicas" if replicas > 1 else ""
-                yield Refusal(
+                yield Idea(
                     lever="microbatches",
                     change=change,
                     reason=f"a global batch of {samples * replicas} samples is not divisible by "

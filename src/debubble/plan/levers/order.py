@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from debubble.errors import UsageError
 from debubble.plan.advice import WORTH
 from debubble.plan.change import SEARCHED, Change
-from debubble.plan.lever import Lever, Refusal, Start
+from debubble.plan.lever import Lever, Start
 from debubble.plan.levers import recompute, schedule
 from debubble.plan.option import (
     Idea,
@@ -46,7 +46,7 @@ class OrderChoice:
         return None if self.named is None else 1 - self.option.window_ns / self.named.window_ns
 
 
-def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
+def ideas(start: Start) -> Iterator[OrderChoice | Idea]:
     """Yield the best order that a search finds, weighed, if one was asked for."""
     baseline, question = start.baseline, start.search
     if question is None:
@@ -59,7 +59,7 @@ def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
     found = find_order(baseline, question, split)
     if found is None:
         reason = "no order fits the memory of all ranks"
-        yield Refusal(lever="order", change=Change(), reason=reason)
+        yield Idea(lever="order", change=Change(), reason=reason)
         return
     named_as, named = _best_named(start)
     if found.name is None:
@@ -69,7 +69,7 @@ def ideas(start: Start) -> Iterator[OrderChoice | Refusal]:
         if ordered.beyond_named is None or ordered.beyond_named > WORTH:
             yield ordered
             return
-    yield Refusal(
+    yield Idea(
         lever="order",
         change=Change(),
         reason=f"no order found in {counted(found.rounds, 'round')} beats {named_as} by 1 %; the "
@@ -85,7 +85,7 @@ def _best_named(start: Start) -> tuple[str, Option | None]:
     """
     baseline = start.baseline
     found = [Idea(lever="schedule", change=Change())]
-    found += [idea for idea in schedule.ideas(start) if isinstance(idea, Idea)]
+    found += [idea for idea in schedule.ideas(start) if not idea.reason]
     split = None if start.partition is None else start.partition.split
     if split is not None:
         found += [

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from debubble.errors import UsageError
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit.torch import TORCH_SCHEDULES
-from debubble.plan.lever import Lever, Refusal, Start
+from debubble.plan.lever import Lever, Start
 from debubble.plan.option import Idea
 from debubble.timeline.schedules import SCHEDULES
 
 FROM_FILE = "schedules that torch lacks run from an order file (CSV)"
 
 
-def ideas(start: Start) -> Iterator[Idea | Refusal]:
+def ideas(start: Start) -> Iterator[Idea]:
     """Yield every other schedule of the run's kind, or what forbids it."""
     baseline = start.baseline
     trains = baseline.trains
@@ -28,7 +28,7 @@ def ideas(start: Start) -> Iterator[Idea | Refusal]:
         try:
             baseline.what_if(change)
         except UsageError as error:
-            yield Refusal(lever="schedule", change=change, reason=error.with_cure)
+            yield Idea(lever="schedule", change=change, reason=error.with_cure)
         else:
             assumed = () if name in TORCH_SCHEDULES else (FROM_FILE,)
             yield Idea(lever="schedule", change=change, assumptions=assumed)

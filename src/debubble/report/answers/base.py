@@ -89,13 +89,13 @@ def _fields_of(part: type[Part]) -> tuple[tuple[str, Any, str | tuple[str, ...],
 def _read(source: Any, path: str | tuple[str, ...], field: str) -> Any:
     """Follow a path: `.` is the source itself, several make a list. Beyond a null all is null."""
     if isinstance(path, tuple):
-        values = [_read(source, each, field) for each in path]
+        values = [_read(source, part, field) for part in path]
         return None if None in values else values
     for name in filter(None, path.split(".")):
         if source is None:
             return None
         if isinstance(source, list | tuple):
-            source = [each and _attribute(each, name, field) for each in source]
+            source = [item and _attribute(item, name, field) for item in source]
         else:
             source = _attribute(source, name, field)
     return source
@@ -111,25 +111,25 @@ def _attribute(source: Any, name: str, field: str) -> Any:
 
 def _in_seconds(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _in_seconds(each) for name, each in value.items()}
+        return {name: _in_seconds(length) for name, length in value.items()}
     if isinstance(value, list | tuple):
-        return [_in_seconds(each) for each in value]
+        return [_in_seconds(length) for length in value]
     return None if value is None else value / NS_PER_S
 
 
 def _fit(value: Any, kind: Any) -> Any:  # noqa: PLR0911 (one a kind of value)
     """Make what was computed into what JSON has; empty texts and lists are null where they may."""
     if isinstance(kind, UnionType):
-        kind, *others = (each for each in get_args(kind) if each is not NoneType)
+        kind, *others = (member for member in get_args(kind) if member is not NoneType)
         if value is None or value in ("", ()):
             return None
         if others:
             return value
     inner = get_args(kind)
     if get_origin(kind) is list:
-        return [_fit(each, inner[0]) for each in value]
+        return [_fit(item, inner[0]) for item in value]
     if get_origin(kind) is dict:
-        return {str(name): _fit(each, inner[1]) for name, each in dict(value).items()}
+        return {str(name): _fit(item, inner[1]) for name, item in dict(value).items()}
     if isinstance(kind, type) and issubclass(kind, Part) and not isinstance(value, Part):
         return kind.of(value)
     if kind is int and isinstance(value, float):

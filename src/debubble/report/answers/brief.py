@@ -113,11 +113,12 @@ def _select(value: Any, wanted: Mapping[str, Any], cut: dict[str, int], name: st
     if not isinstance(value, dict):
         return value
     parts = {
-        each: _select(value.get(each), wanted.get(each, {}), cut, each) for each in wanted or value
+        field: _select(value.get(field), wanted.get(field, {}), cut, field)
+        for field in wanted or value
     }
     # Most causes take no time at all.
     unsaid = (None, "", [], {}, *((0.0,) if name == "shares" else ()))
-    return {each: part for each, part in parts.items() if part not in unsaid}
+    return {field: part for field, part in parts.items() if part not in unsaid}
 
 
 def _warnings(warnings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -139,4 +140,4 @@ def _short(value: Any) -> Any:
         return value if len(value) <= _LETTERS else value[: _LETTERS - 1] + "…"
     if isinstance(value, dict):
         return {name: _short(each) for name, each in value.items()}
-    return [_short(each) for each in value] if isinstance(value, list) else value
+    return [_short(item) for item in value] if isinstance(value, list) else value

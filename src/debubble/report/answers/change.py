@@ -7,10 +7,9 @@ from typing import Annotated, Any, Self
 
 from debubble.analysis import Analysis
 from debubble.plan.change import Change
-from debubble.plan.lever import Refusal
 from debubble.plan.levers import LEVERS
 from debubble.plan.levers.order import OrderChoice
-from debubble.plan.option import Headroom, Option
+from debubble.plan.option import Headroom, Idea, Option
 from debubble.plan.plan import Plan
 from debubble.report.answers.base import Part
 from debubble.timeline.schedules import format_order
@@ -65,7 +64,7 @@ def latency_interval(option: Option) -> IntervalPart:
 
 def describe(change: Change) -> str:
     """Say a change in words."""
-    parts = [said for lever in LEVERS if (said := lever.words(change))]
+    parts = [words for lever in LEVERS if (words := lever.words(change))]
     if change.by_hand is not None:
         parts.append(change.by_hand)
     if change.token_scale is not None:
@@ -78,7 +77,7 @@ def say_gain(option: Option) -> str:
     return show_gain(option.throughput_gain, option.throughput_low, option.throughput_high)
 
 
-def describe_refused(refused: Refusal) -> str:
+def describe_refused(refused: Idea) -> str:
     """Say what is refused, also where nothing of it was found that could be described."""
     if refused.lever == "split" and refused.change.split is None:
         return "another split"

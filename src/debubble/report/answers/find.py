@@ -288,7 +288,7 @@ def _run_part(analysis: Analysis) -> RunPart:
         pipeline,
         capture=run.found.capture.name,
         captures=[capture.name for capture in run.found.captures],
-        pipelines=[[rank.rank for rank in each.ranks] for each in analysis.pipelines],
+        pipelines=[[rank.rank for rank in figures.ranks] for figures in analysis.pipelines],
         ranks=len(pipeline.ranks),
         stages=len({stage for rank in pipeline.ranks for stage in rank.stages}),
         chunks=max(len(rank.stages) for rank in pipeline.ranks),
@@ -363,7 +363,7 @@ def say_bubble(analysis: Analysis) -> str:
     which = "which slows the others" if drags else "the worst"
     of = [f"pipeline {pipeline.pipeline} of {count}, {which}"] if count > 1 else []
     if pipeline.bubble_fraction is None:
-        shares = say_busy([(own.rank, own.busy_fraction) for own in pipeline.shares])
+        shares = say_busy([(rank.rank, rank.busy_fraction) for rank in pipeline.shares])
         return f"Bubble unknown: {_why_no_bubble(pipeline)}. Busy: {shares}."
     who = "Ranks wait"
     if pipeline.absent:

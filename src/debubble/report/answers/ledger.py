@@ -174,7 +174,7 @@ class BottleneckPart(Part, frozen=True, kw_only=True):
 def answer_account(account: Accounts) -> AccountPart:
     """Return where the time went."""
     worst = {culprit.cause: culprit for culprit in reversed(account.culprits)}
-    steps = [each.roots.step for each in account.accounts]
+    steps = [step.roots.step for step in account.accounts]
     in_steps = None not in steps
     return AccountPart(
         total_s=account.total_ns / NS_PER_S,
@@ -200,8 +200,9 @@ def answer_account(account: Accounts) -> AccountPart:
 
 def _culprits_of(account: Accounts, rank_index: int) -> list[WaitedFor]:
     """Return whom a rank waited for most."""
-    found = find_culprits(account.accounts, account.ranks, waiter=rank_index, most=_CULPRITS_A_RANK)
-    return [WaitedFor.of(culprit) for culprit in found]
+    most = _CULPRITS_A_RANK
+    culprits = find_culprits(account.accounts, account.ranks, waiter=rank_index, most=most)
+    return [WaitedFor.of(culprit) for culprit in culprits]
 
 
 def _in_seconds(causes: Mapping[Cause, int]) -> dict[str, float]:
@@ -286,18 +287,18 @@ def _say_split(analysis: Analysis, matter: MainCause) -> str:
     )
 
 
-def answer_bottleneck(found: Bottleneck | None) -> BottleneckPart | None:
+def answer_bottleneck(bottleneck: Bottleneck | None) -> BottleneckPart | None:
     """Return what to work on instead of the bubble; None where the bubble is it."""
-    if found is None:
+    if bottleneck is None:
         return None
-    waits = show_duration(found.waits_ns)
-    name = _BOTTLENECKS.get(found.what, found.what.replace("_", " "))
-    if found.what == "compute":
+    waits = show_duration(bottleneck.waits_ns)
+    name = _BOTTLENECKS.get(bottleneck.what, bottleneck.what.replace("_", " "))
+    if bottleneck.what == "compute":
         says = f": compute is (ranks wait {waits} a step)"
     else:
-        takes = f"{show_duration(found.length_ns)} a step"
+        takes = f"{show_duration(bottleneck.length_ns)} a step"
         says = f"; larger: {name}, {takes} (ranks wait for each other: {waits})"
-    return BottleneckPart.of(found, sentence=f"the bubble is not your bottleneck{says}")
+    return BottleneckPart.of(bottleneck, sentence=f"the bubble is not your bottleneck{says}")
 
 
 def say_remedy(causes: str) -> str:
@@ -382,12 +383,12 @@ def _say_workers(ledger: Ledger, named: MainCause) -> str:
 def _besides(ledger: Ledger, stage: int) -> str:
     """Say what a stage has that is no layer: an embedding, or a head with its loss."""
     every = (layers for rank in ledger.ranks for layers in rank.layers)
-    found = next((layers for layers in every if layers.stage == stage), None)
-    if found is None or found.rest_ns < _WORTH_A_WORD * found.layer_ns:
+    held = next((layers for layers in every if layers.stage == stage), None)
+    if held is None or held.rest_ns < _WORTH_A_WORD * held.layer_ns:
         return ""
-    part = "head and loss" if found.after_ns >= found.before_ns else "embedding"
-    whole = found.layers * found.layer_ns + found.rest_ns
-    rest = max(found.after_ns, found.before_ns)
+    part = "head and loss" if held.after_ns >= held.before_ns else "embedding"
+    whole = held.layers * held.layer_ns + held.rest_ns
+    rest = max(held.after_ns, held.before_ns)
     return f" ({part}: {show_duration(rest)} of {show_duration(whole)} forward)"
 
 

@@ -16,10 +16,9 @@ from debubble.measure.worth import Rates, Tariff, Worth
 from debubble.plan.change import SEARCHED, Change
 from debubble.plan.emit import EMITTERS, emit
 from debubble.plan.emitted import Emitted, emit_best, framework_to_tell
-from debubble.plan.lever import Refusal
 from debubble.plan.levers.link import Repair, name_hops
 from debubble.plan.levers.overlap import Overlap
-from debubble.plan.option import Option, headroom_after
+from debubble.plan.option import Idea, Option, headroom_after
 from debubble.plan.plan import Plan
 from debubble.plan.split import ends_in_layers
 from debubble.report.answers.base import Answer, AnswerWarning, Part, list_warnings
@@ -303,7 +302,7 @@ def _option_part(
     )
 
 
-def _refused_part(refused: Refusal) -> RefusedPart:
+def _refused_part(refused: Idea) -> RefusedPart:
     return RefusedPart.of(refused, words=describe_refused(refused))
 
 
@@ -440,7 +439,7 @@ def _say_misses(plan: Plan) -> list[str]:
 
 def _holds(repair: Repair, other: Repair) -> bool:
     """Tell whether a repair is of the other's hops and of more."""
-    hops, others = (set(each.option.change.repaired or ()) for each in (repair, other))
+    hops, others = (set(mended.option.change.repaired or ()) for mended in (repair, other))
     return hops > others
 
 

@@ -103,7 +103,7 @@ def plan_report(analysis: Analysis, plan: Plan, page: Page, run: str) -> Report:
 
 def _median_step(views: Sequence[View]) -> View:
     lengths = [view["length"] * view["tick_ns"] for view in views]
-    return min(zip(views, lengths, strict=True), key=lambda each: abs(each[1] - median(lengths)))[0]
+    return min(zip(lengths, views, strict=True), key=lambda pair: abs(pair[0] - median(lengths)))[1]
 
 
 def _add_timeline(report: Report, shown: Sequence[PipelineView]) -> None:

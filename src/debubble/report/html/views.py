@@ -67,7 +67,7 @@ class PipelineView:
 def pipelines_shown(analysis: Analysis) -> list[PipelineView]:
     """Return every pipeline that is held, the one to look into first."""
     first, held = analysis.pipeline, analysis.timeline.pipelines
-    others = [each for each in analysis.pipelines if each is not first and each.pipeline in held]
+    others = [pipe for pipe in analysis.pipelines if pipe is not first and pipe.pipeline in held]
     return [
         PipelineView(
             timeline=analysis.timeline,

@@ -80,10 +80,9 @@ class Spool:
 
     def put(self, digest: bytes, rank: int) -> StoredRank:
         """Add one, at once there for others to read."""
-        left = memoryview(digest)
         try:
-            while left:
-                left = left[self._file.write(left) :]
+            self._file.write(digest)
+            self._file.flush()
         except OSError as error:
             raise _no_space(error) from error
         stored = StoredRank(file=self._name, rank=rank, offset=self._end, size=len(digest))
@@ -95,7 +94,7 @@ class Spool:
 def spooling() -> Iterator[Spool]:
     """Lend a spool that workers of this machine can read; it is gone afterwards."""
     try:
-        file = tempfile.NamedTemporaryFile(prefix="debubble-ranks-", buffering=0)  # noqa: SIM115
+        file = tempfile.NamedTemporaryFile(prefix="debubble-ranks-")  # noqa: SIM115
     except OSError as error:
         raise _no_space(error) from error
     with file:

@@ -54,9 +54,7 @@ from debubble.trace.optable import FORMAT as OP_TABLES
 from debubble.trace.run import Run, RunFiles, read_run, unreadable
 from debubble.trace.sidecar import Sidecar
 from debubble.trace.source import DEFAULT_LIMITS, Limits
-
-# As many numbers as anyone would read.
-_NUMBERS_SHOWN = 20
+from debubble.units import show_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,19 +89,14 @@ def pipelines_asked(timeline: Timeline, question: Question) -> tuple[int, ...]:
     if question.pipeline is not None and question.pipeline not in known:
         raise UsageError(
             f"there is no pipeline {question.pipeline}",
-            hint=f"--pipeline takes one of: {_listed(known)}",
+            hint=f"--pipeline takes one of: {show_ranks(known)}",
         )
     if question.step is not None and question.step not in timeline.steps:
         raise UsageError(
             f"there is no step {question.step}",
-            hint=f"--step takes one of: {_listed(timeline.steps)}",
+            hint=f"--step takes one of: {show_ranks(timeline.steps)}",
         )
     return known if question.pipeline is None else (question.pipeline,)
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(str(number) for number in numbers[:_NUMBERS_SHOWN])
-    return shown if len(numbers) <= _NUMBERS_SHOWN else f"{shown}, … {numbers[-1]}"
 
 
 # Parts are built where their ranks lie, whoever read them: in this process, or by its workers.
