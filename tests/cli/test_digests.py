@@ -28,6 +28,7 @@ def ask(verb, *words):
     answer = CliRunner().invoke(command, [*map(str, words), "--json"])
     if isinstance(answer.exception, DebubbleError):
         return {"error": str(answer.exception)}
+    assert answer.exception is None, answer.exception
     data = json.loads(answer.stdout)
     if isinstance(data.get("run"), dict):
         data["run"] = {key: value for key, value in data["run"].items() if key not in ABOUT_FILES}

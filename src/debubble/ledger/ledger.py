@@ -193,10 +193,7 @@ def build_ledger(  # noqa: PLR0913 (what else is known, one argument each)
             Remedies(
                 step=step,
                 costs=costs[number],
-                collectives_ns=_inside(step, timeline, ranks, collectives_of),
-                data_ns=_inside(step, timeline, ranks, data_parallel_of),
-                late_ns=_inside(step, timeline, ranks, _late_host),
-                kept_ns=_inside(step, timeline, ranks, _kept_host),
+                **_inside_passes(step, timeline, ranks),
                 expected=expected,
                 slope=slope,
                 even_data={kind: mean for (at, kind), mean in even.items() if at == step.number},
@@ -283,29 +280,27 @@ def _spread(count: int) -> list[int]:
     return sorted({round(row) for row in np.linspace(0, count - 1, min(count, _MOST_STEPS))})
 
 
-def _inside(
-    step: MeasuredStep,
-    timeline: Timeline,
-    ranks: tuple[RankTimeline, ...],
-    of: Callable[[RankTimeline], Intervals],
-) -> I64:
-    """Return how long each pass was in some intervals of its rank, in the order of the program."""
+def _inside_passes(
+    step: MeasuredStep, timeline: Timeline, ranks: tuple[RankTimeline, ...]
+) -> dict[str, I64]:
+    """Return how long each pass was held up, in the order of the program; names of `Remedies`."""
     passes = timeline.passes
     names = list(step.program.ranks)
     in_step = passes.where((passes.step == step.number) & np.isin(passes.rank, names))
     place = np.array([names.index(rank) for rank in in_step.rank.tolist()])
     order = np.lexsort((in_step.start_ns, place))
-    return inside_passes(in_step, ranks, of)[order]
 
+    def late_host(rank: RankTimeline) -> Intervals:
+        """Return when a host had not launched what runs next, and nothing kept it."""
+        return without(rank.unissued, rank.synchronised)
 
-def _late_host(rank: RankTimeline) -> Intervals:
-    """Return when a rank's host had not launched what runs next, and nothing kept it."""
-    return without(rank.unissued, rank.synchronised)
-
-
-def _kept_host(rank: RankTimeline) -> Intervals:
-    """Return when a rank's host had not launched what runs next, after a call that kept it."""
-    return without(rank.unissued, _late_host(rank))
+    held_by: dict[str, Callable[[RankTimeline], Intervals]] = {
+        "collectives_ns": collectives_of,
+        "data_ns": data_parallel_of,
+        "late_ns": late_host,
+        "kept_ns": lambda rank: without(rank.unissued, late_host(rank)),
+    }
+    return {name: inside_passes(in_step, ranks, of)[order] for name, of in held_by.items()}
 
 
 def remedies_for(*, timers: bool) -> dict[Cause, Remedy]:

@@ -138,14 +138,13 @@ class ServerQuestion:
     split: tuple[int, ...] | None = None
     in_flight: int | None = None
     chunk: int | None = None
-    requests: int | None = None
     prompts: str | None = None
     """Of other traffic: a length, or a mix."""
 
     def ask(self, model: ServerModel) -> ServerPlan:
         """Predict the change that is asked for, if any is."""
         self._check(model)
-        asked = (self.split, self.in_flight, self.chunk, self.requests, self.prompts)
+        asked = (self.split, self.in_flight, self.chunk, self.prompts)
         if all(value is None for value in asked):
             return ServerPlan(model=model, options=())
         now, traffic = model.setting, None
@@ -154,7 +153,6 @@ class ServerQuestion:
             in_flight=self.in_flight or now.in_flight,
             chunk=self.chunk or now.chunk,
             layers=self.split,
-            requests_a_batch=self.requests or now.requests_a_batch,
         )
         if self.prompts is not None:
             traffic = replace(model.traffic, prompts=parse_lengths(self.prompts))

@@ -29,9 +29,6 @@ HALFWAY_SHARE = 0.5
 # A weight gradient alone has the gradients of two weights at hand, a backward pass those of one:
 # so much more work space, of a backward pass's. Measured.
 _SPLIT_WORK_SPACE = 0.37
-# Of a stage that recomputes, so many layers have all of a microbatch's activations:
-# the one at work, for frameworks recompute layer by layer.
-_AT_HAND = 1
 # The batch as the loop makes it: inputs and targets. More than these two are something else.
 _MOST_BATCHES = 2
 # Gradients are fitted to within a few percent; optimizer states are whole multiples of them.
@@ -267,8 +264,9 @@ def _predict_rank(  # noqa: PLR0913 (a rank, its place, and the two things that 
     each = rank.activation_bytes + costs.layer_activation_bytes * np.array(mine)
     each[np.array(held.stages) == last] += costs.loss_activation_bytes
     activation = scale * ((held.in_flight + costs.halfway_share * held.halfway) @ each)
-    # The layer at work has all of it, and so has a microbatch between its I and its W.
-    waiting = np.maximum(np.array(mine) * (held.in_flight - held.halfway) - _AT_HAND, 0)
+    # The one layer at work has all of it, for frameworks recompute layer by layer, and so has a
+    # microbatch between its I and its W.
+    waiting = np.maximum(np.array(mine) * (held.in_flight - held.halfway) - 1, 0)
     activation -= scale * spared * waiting.sum(axis=1)
     gradients = rank.gradient_bytes / len(mine) + costs.layer_gradient_bytes * np.array(mine)
     # Torch keeps until a step ends the outputs of the last stage, and of each I the gradients that
