@@ -70,12 +70,13 @@ def read_board(config: Config, journal: Journal, health: dict[str, Health]) -> B
     """Look everything up."""
     pipelines = []
     for source in config.sources:
-        captures = journal.captures(source.name)
+        counts = journal.counts(source.name)
+        captures = journal.captures(source.name)  # after them: what is counted is there
         tracks = journal.state(source.name, State).tracks
         pipelines.append(
             Pipeline(
                 name=source.name,
-                counts=journal.counts(source.name),
+                counts=counts,
                 captures=captures,
                 standings=standings(tracks, captures, config.drift),
                 health=health[source.name],

@@ -34,7 +34,7 @@ def _decode(data: str, kind: type[_T]) -> _T | None:
         return None
 
 
-class Packed(sa.TypeDecorator[Any]):
+class JsonColumn(sa.TypeDecorator[Any]):
     """A column of JSON, read as one type; None where another version's cannot be read."""
 
     impl = sa.Text
@@ -62,9 +62,9 @@ captures = sa.Table(
     sa.Column("state", sa.Text, nullable=False),
     sa.Column("found_s", sa.Double, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
-    sa.Column("files", Packed(tuple[str, ...]), nullable=False),
+    sa.Column("files", JsonColumn(tuple[str, ...]), nullable=False),
     sa.Column("problem", sa.Text),
-    sa.Column("finding", Packed(Finding)),
+    sa.Column("finding", JsonColumn(Finding)),
     sa.Column("report", sa.Text),
     sa.Index("watch_captures_once", "pipeline", "key", unique=True),
 )
@@ -86,7 +86,7 @@ alerts = sa.Table(
     sa.Column("raised_s", sa.Double, nullable=False),
     sa.Column("capture_id", sa.Integer, nullable=False),
     sa.Column("acknowledged_s", sa.Double),
-    sa.Column("data", Packed(dict[str, Any]), nullable=False),
+    sa.Column("data", JsonColumn(dict[str, Any]), nullable=False),
 )
 deliveries = sa.Table(
     "watch_deliveries",

@@ -70,7 +70,7 @@ class Patience:
     """And for servers to end their profiles: they may write for minutes, but were asked to."""
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class ServerCaptures(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of captures of a server."""
 
     began_s: float | None = None
@@ -296,7 +296,7 @@ class Service:
     def _analyse(self, source: Source, ready: ReadyCapture, found_s: float) -> Outcome | None:
         """Have a worker analyse a capture; None where the service stops meanwhile."""
         at_s = found_s if ready.newest_s is None else ready.newest_s
-        taken = self.journal.state(source.name, Taken)
+        taken = self.journal.state(source.name, ServerCaptures)
         task = Task(
             files=ready.files,
             traffic=taken.traffic_at(at_s),
@@ -342,7 +342,7 @@ class Service:
 
     def _first_due(self, source: Source, server: Server) -> float:
         """Return when a server is due; end a profile that a killed service left on."""
-        taken = self.journal.state(source.name, Taken)
+        taken = self.journal.state(source.name, ServerCaptures)
         if taken.under_way:
             try:
                 end_profile(_order(source, server))
@@ -365,7 +365,7 @@ class Service:
                 if before.waiting > server.most_waiting:
                     problem = f"{before.waiting:g} requests wait: the server is under pressure"
                 else:
-                    taken = self.journal.state(source.name, Taken)
+                    taken = self.journal.state(source.name, ServerCaptures)
                     began_s = time.time()
                     taken = msgspec.structs.replace(taken, began_s=began_s, under_way=True)
                     self.journal.remember(source.name, taken)
@@ -377,7 +377,7 @@ class Service:
                         traffic = requests_between(before, ask_server(server.url))
                     finally:
                         counted = (*taken.traffic, (began_s, traffic))[-_REMEMBERED_TRAFFIC:]
-                        taken = Taken(began_s=began_s, traffic=counted)
+                        taken = ServerCaptures(began_s=began_s, traffic=counted)
                         self.journal.remember(source.name, taken)
                 self._trouble(source.name, "server", "")
             except (CaptureError, OSError) as error:
