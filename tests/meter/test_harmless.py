@@ -83,8 +83,8 @@ def losses(schedule):
     return found
 
 
-def beat_of(folder, **settings):
-    beat = MeterBeat(Settings(out=folder, segment=2, **settings), None)
+def beat_of(folder, logger=None, **settings):
+    beat = MeterBeat(Settings(out=folder, segment=2, **settings), logger)
     beat.start()
     beat.listen()
     return beat
@@ -200,9 +200,7 @@ def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule
         asked.append((values, step))
         raise ConnectionError("the logger is gone")
 
-    beat = MeterBeat(Settings(out=tmp_path, segment=2), dead)
-    beat.start()
-    beat.listen()
+    beat = beat_of(tmp_path, dead)
     losses(schedule)
     wait_until(lambda: asked)
     wait_until(lambda: beat.meter._logger is None)
@@ -225,9 +223,7 @@ def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(
         asked.set()
         answers.wait()
 
-    beat = MeterBeat(Settings(out=tmp_path, segment=2), hang)
-    beat.start()
-    beat.listen()
+    beat = beat_of(tmp_path, hang)
     try:
         wait_until(lambda: losses(schedule) == expected and asked.is_set())
         assert losses(schedule) == expected

@@ -2,29 +2,14 @@
 
 import bisect
 import collections
-import gzip
-import json
 import re
 from pathlib import Path
 from statistics import median
 
+from support.spans import bubble_of, covered
+from support.traces.documents import CALLS, ON_DEVICE, load_all
+
 LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
-DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
-
-
-def events_of(path):
-    with gzip.open(path) as file:
-        return json.load(file)["traceEvents"]
-
-
-def union(stretches):
-    total, reach = 0.0, None
-    for begin, end in sorted(stretches):
-        if reach is None or begin > reach:
-            total, reach = total + end - begin, end
-        elif end > reach:
-            total, reach = total + end - reach, end
-    return total
 
 
 class Count:
@@ -32,8 +17,8 @@ class Count:
 
     def __init__(self, folder):
         self.ranks = []
-        for path in sorted(Path(folder).glob("rank*.json.gz")):
-            events = events_of(path)
+        for document in load_all(Path(folder)).values():
+            events = document["traceEvents"]
             labels = sorted(
                 (event["ts"], event["ts"] + event["dur"], event["name"])
                 for event in events
@@ -42,8 +27,7 @@ class Count:
             launched = {
                 event["args"]["correlation"]: event["ts"]
                 for event in events
-                if event.get("cat") in {"cuda_runtime", "cuda_driver"}
-                and "correlation" in event.get("args", {})
+                if event.get("cat") in CALLS and "correlation" in event.get("args", {})
             }
             device = [
                 (
@@ -53,7 +37,7 @@ class Count:
                     launched.get(event["args"].get("correlation")),
                 )
                 for event in events
-                if event.get("cat") in DEVICE
+                if event.get("cat") in ON_DEVICE
             ]
             self.ranks.append((labels, device))
 
@@ -62,11 +46,7 @@ class Count:
         spans = [[(b, e) for b, e, nccl, _ in device if not nccl] for _, device in self.ranks]
         begin = max(min(b for b, _ in rank) for rank in spans)
         end = min(max(e for _, e in rank) for rank in spans)
-        busy = [
-            union((max(b, begin), min(e, end)) for b, e in rank if b < end and e > begin)
-            for rank in spans
-        ]
-        return 1 - sum(busy) / len(busy) / (end - begin)
+        return bubble_of(spans, begin, end)
 
     def tokens(self):
         """Of the first rank's turns, in their order."""
@@ -102,7 +82,7 @@ class Count:
             kernels = self.kernels_of(rank)
             found.append(
                 median(
-                    union(kernels[turn]) / 1000
+                    covered(kernels[turn]) / 1000
                     for turn, (_, _, name) in enumerate(labels)
                     if LABEL.match(name)[1] == "0" and LABEL.match(name)[3] != "0" and kernels[turn]
                 )
