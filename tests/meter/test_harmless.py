@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.faults import Throwing
+from support.process_group import Group, Work
 from support.processes import wait_until
 from support.requirements import need_package
 
@@ -115,32 +116,6 @@ def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, schedule
         found, _, _ = play(at)
         assert found == expected, at
     assert threading.active_count() == before
-
-
-class Work:
-    """A message under way."""
-
-    def wait(self):
-        return "there"
-
-
-class Group:
-    """A process group that counts what really goes through it."""
-
-    def __init__(self):
-        self.sent = 0
-
-    def send(self, _tensors, _peer, _tag):
-        self.sent += 1
-        return Work()
-
-    recv = send
-
-    def _start_coalescing(self, _device):
-        pass
-
-    def _end_coalescing(self, _device):
-        return Work()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

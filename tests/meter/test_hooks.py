@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+from support.process_group import Group, Work
 from support.requirements import need_package
 
 need_package("torch")
@@ -127,31 +128,6 @@ def test_deepspeeds_passes_are_counted_through_the_step(hooks):
     assert names(recorded(hooks, run)) == expected, "the next step counts anew"
     hooks.remove()
     assert PipelineEngine._INSTRUCTION_MAP is before
-
-
-class Work:
-    def wait(self):
-        return True
-
-
-class Group:
-    """A process group in which several messages may go as one."""
-
-    def __init__(self):
-        self.together = False
-
-    def send(self, tensors, peer, tag):
-        assert (len(tensors), peer < 4, tag) == (1, True, 0)
-        return None if self.together else Work()
-
-    recv = send
-
-    def _start_coalescing(self, _device):
-        self.together = True
-
-    def _end_coalescing(self, _device):
-        self.together = False
-        return Work()
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """Captures of a server, cut and changed: what is said of them may be less, not wrong."""
 
-import re
-
 from support.traces.documents import drop, load_all, save
+from support.vllm_count import LABEL, labels_of
 
 HOST = {"cuda_runtime", "cuda_driver", "cpu_op", "user_annotation", "cpu_instant_event"}
-LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
 
 
 def alter(recording, change, folder):
@@ -24,15 +22,6 @@ def keep(trace, wanted):
             if e.get("cat") in HOST
             else "ts" in e and e.get("args", {}).get("correlation") not in launched
         ),
-    )
-
-
-def labels_of(trace):
-    """When each label of a batch begins and ends, and what it says."""
-    return sorted(
-        (event["ts"], event["ts"] + event["dur"], LABEL.match(event["name"]))
-        for event in trace["traceEvents"]
-        if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
     )
 
 

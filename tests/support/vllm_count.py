@@ -7,9 +7,18 @@ from pathlib import Path
 from statistics import median
 
 from support.spans import bubble_of, covered
-from support.traces.documents import CALLS, ON_DEVICE, load_all
+from support.traces.documents import launches_of, load_all, on_device
 
 LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
+
+
+def labels_of(document):
+    """When each label of a batch begins and ends, and what it says."""
+    return sorted(
+        (event["ts"], event["ts"] + event["dur"], LABEL.match(event["name"]))
+        for event in document["traceEvents"]
+        if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
+    )
 
 
 class Count:
@@ -18,28 +27,17 @@ class Count:
     def __init__(self, folder):
         self.ranks = []
         for document in load_all(Path(folder)).values():
-            events = document["traceEvents"]
-            labels = sorted(
-                (event["ts"], event["ts"] + event["dur"], event["name"])
-                for event in events
-                if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
-            )
-            launched = {
-                event["args"]["correlation"]: event["ts"]
-                for event in events
-                if event.get("cat") in CALLS and "correlation" in event.get("args", {})
-            }
+            launched = launches_of(document)
             device = [
                 (
                     event["ts"],
                     event["ts"] + event["dur"],
                     "nccl" in event["name"],
-                    launched.get(event["args"].get("correlation")),
+                    launched.get(event["args"].get("correlation"), {}).get("ts"),
                 )
-                for event in events
-                if event.get("cat") in ON_DEVICE
+                for event in on_device(document)
             ]
-            self.ranks.append((labels, device))
+            self.ranks.append((labels_of(document), device))
 
     def bubble(self):
         """Kernels and copies without NCCL's, over the span that all ranks share."""
@@ -50,16 +48,12 @@ class Count:
 
     def tokens(self):
         """Of the first rank's turns, in their order."""
-        return [
-            int(found[2]) + int(found[4])
-            for _, _, name in self.ranks[0][0]
-            if (found := LABEL.match(name))
-        ]
+        return [int(label[2]) + int(label[4]) for _, _, label in self.ranks[0][0]]
 
     def phases(self):
         found = collections.Counter()
-        for _, _, name in self.ranks[0][0]:
-            prompts, decoded = (int(LABEL.match(name)[group]) for group in (2, 4))
+        for _, _, label in self.ranks[0][0]:
+            prompts, decoded = int(label[2]), int(label[4])
             if prompts or decoded:
                 found["mixed" if prompts and decoded else "prefill" if prompts else "decode"] += 1
         return found
@@ -83,8 +77,8 @@ class Count:
             found.append(
                 median(
                     covered(kernels[turn]) / 1000
-                    for turn, (_, _, name) in enumerate(labels)
-                    if LABEL.match(name)[1] == "0" and LABEL.match(name)[3] != "0" and kernels[turn]
+                    for turn, (_, _, label) in enumerate(labels)
+                    if label[1] == "0" and label[3] != "0" and kernels[turn]
                 )
             )
         return found
@@ -95,9 +89,8 @@ class Count:
         Both hosts take the same turns in the same order, and vLLM begins all captures at one turn.
         """
         (first, _), (last, _) = self.ranks[0], self.ranks[-1]
-        assert [name for *_, name in first][: len(last)] == [name for *_, name in last][
-            : len(first)
-        ]
+        names = [[label.string for _, _, label in labels] for labels in (first, last)]
+        assert all(one == other for one, other in zip(*names, strict=False))
         kernels = self.kernels_of(len(self.ranks) - 1)
         given = [turn for turn, size in enumerate(self.tokens()) if size]
         left = {turn: max(end for _, end in kernels[turn]) for turn in given if kernels[turn]}

@@ -5,7 +5,7 @@ What depends on how busy the machine is carries the mark `accuracy` and runs by 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
 from support.jobs.recorded_pipeline import Workload, read_truth
 from support.spans import bubble_of
-from support.traces.trimmed import without_marks
+from support.traces.trimmed import captured, without_marks
 
 from debubble.api import find
 from debubble.errors import NoPipeline
@@ -287,17 +287,6 @@ def test_an_answer_is_matched_with_the_batch_it_answers(runs, name):
     assert timeline.clock_uncertainty_ns < 10 * MS
 
 
-def captured_from(trace, begin_ns):
-    """The same rank, its profiler started later."""
-
-    def cut(table):
-        kept = table.start_ns >= begin_ns
-        return replace(table, **{c.name: getattr(table, c.name)[kept] for c in fields(table)})
-
-    tables = ("operators", "annotations", "memory", "cpu_operators")
-    return replace(trace, **{name: cut(getattr(trace, name)) for name in tables})
-
-
 @pytest.mark.accuracy
 @pytest.mark.parametrize("late", [(0,), (0, 1), (1,), (2, 3), (3,)])
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -308,7 +297,7 @@ def test_ranks_captured_from_different_batches_on_are_joined_batch_by_batch(runs
     truth = truths_of(runs, f"serve{in_flight}")[late[-1]]
     third = truth.profiled[3].calls[0].start_ns
     for rank in late:
-        traces[rank] = captured_from(traces[rank], third + 60 * MS)
+        traces[rank] = captured(traces[rank], third + 60 * MS)
     figures = measure_pipeline(build_timeline(traces), 0)
     assert figures.stream.in_flight == in_flight
     assert figures.batch_latency_ns == pytest.approx(whole.batch_latency_ns, abs=3 * MS)

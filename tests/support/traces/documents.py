@@ -16,7 +16,7 @@ Documents = dict[int, Document]
 
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 CALLS = ("cuda_runtime", "cuda_driver")
-_FILE = re.compile(r"rank-?(\d+)\.json(\.gz)?")
+_FILE = re.compile(r"rank-?(\d+)([._].*)?\.json(\.gz)?")
 
 
 def load(path: Path) -> Document:
@@ -37,7 +37,8 @@ def save(documents: Documents, folder: Path) -> None:
     """Write them as another recording."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, document in documents.items():
-        (folder / f"rank{rank}.json").write_bytes(msgspec.json.encode(document))
+        packed = gzip.compress(msgspec.json.encode(document), 1)
+        (folder / f"rank{rank}.json.gz").write_bytes(packed)
 
 
 def is_compute(event: Event) -> bool:

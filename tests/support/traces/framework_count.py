@@ -15,7 +15,7 @@ from bisect import bisect_right
 from statistics import median
 
 from support.spans import bubble_of, merge
-from support.traces.documents import CALLS, ON_DEVICE, load_all
+from support.traces.documents import ON_DEVICE, launches_of, load_all
 
 _MESSAGES = re.compile(r"SendRecv")
 _RING = re.compile(r"(autograd::engine::evaluate_function: )?Ring(Backward)?$")
@@ -51,11 +51,7 @@ class RankCount:
                 if e["name"].startswith("Optimizer.step#")
             ]
         )
-        launches = {
-            e["args"]["correlation"]: (e["ts"], e["tid"])
-            for e in events
-            if e.get("cat") in CALLS and "correlation" in e.get("args", {})
-        }
+        launches = launches_of(document)
         self.steps = {step: self._count(events, launches, step) for step in self.marks}
 
     def _count(self, events, launches, step):
@@ -66,9 +62,9 @@ class RankCount:
         for e in events:
             if e.get("cat") not in ON_DEVICE:
                 continue
-            launched = launches.get(e["args"].get("correlation"))
-            if launched is not None and low <= launched[0] <= high:
-                found.append((e, *launched))
+            launch = launches.get(e["args"].get("correlation"))
+            if launch is not None and low <= launch["ts"] <= high:
+                found.append((e, launch["ts"], launch["tid"]))
         backwards = [self._in(self._autograd.get(thread, []), at) for _, at, thread in found]
         last = max((found[n][1] for n, backward in enumerate(backwards) if backward), default=0)
         kinds = {"forward": [], "backward": [], "collective": []}
