@@ -115,26 +115,6 @@ def test_what_only_a_larger_batch_would_gain_is_said_and_not_advised():
     assert "--hold microbatch lets it grow" in answer.emitted.reason
 
 
-def test_what_is_within_the_noise_is_not_written_to_be_pasted():
-    plan = make_plan(
-        *planned_run("1f1b", 4, 4, split=LAYERS),
-        allowed=Permissions(barred=frozenset({"overlap"})),
-    )
-    split = weigh(plan.baseline, Idea(lever="split", change=Change(split=(5, 4, 4, 3))))
-
-    def with_gain(gain):
-        option = replace(split, throughput_gain=gain, throughput_low=-0.05, throughput_high=0.07)
-        return answer_of_plan(replace(plan, options=(option,)), emit_for="torch")
-
-    noise = with_gain(0.01)
-    assert noise.options[0].advice == "noise"
-    assert (noise.emitted.option, noise.emitted.text) == (None, "")
-    assert noise.emitted.reason == "no option gains more than the noise"
-    maybe = with_gain(0.04)
-    assert maybe.options[0].advice == "maybe"
-    assert maybe.emitted.text
-
-
 def test_a_larger_batch_competes_where_it_is_asked_for_or_nothing_is_trained():
     trained = planned_run("1f1b", 4, 4, split=LAYERS)
     served = planned_run("forward-only", 4, 4, split=LAYERS)

@@ -2,81 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 from support.traces.kineto_events import document, kernel, launch, write
 
-from debubble.timeline.model import NEVER_WAITED_NS
 from debubble.timeline.work import (
-    Messages,
-    Work,
     find_synchronisations,
     find_work,
     held_up_of,
-    of_no_pass,
     synchronised_of,
-    tell_waits,
 )
 from debubble.trace.kineto import read_kineto
 
 US = 1_000
-
-
-def ints(*values):
-    return np.array(values, dtype=np.int64)
-
-
-def messages(rows):
-    """Rows of (issued, sent, start, end, queue), in the order of their issue."""
-    issued, sent, start, end, queue = zip(*rows, strict=True)
-    count = len(rows)
-    return Messages(
-        issued_ns=ints(*issued),
-        peer=np.ones(count, dtype=np.int32),
-        is_send=np.array(sent),
-        start_ns=ints(*start),
-        end_ns=ints(*end),
-        message_bytes=np.full(count, 8, dtype=np.int64),
-        fused=np.zeros(count, dtype=bool),
-        queue=np.array(queue, dtype=np.int32),
-        tag=np.full(count, -1, dtype=np.int32),
-        timed=np.ones(count, dtype=bool),
-        waited_ns=np.full(count, NEVER_WAITED_NS),
-        step=np.zeros(count, dtype=np.int32),
-    )
-
-
-def work(*pieces):
-    """Pieces of (issued, start)."""
-    issued, start = (ints(*column) for column in zip(*pieces, strict=True))
-    none = np.zeros(len(issued), dtype=bool)
-    return Work(
-        issued_ns=issued,
-        start_ns=start,
-        end_ns=start + 100,
-        name=np.zeros(len(issued), dtype=np.int32),
-        backward=none,
-        collective=none,
-        group=np.full(len(issued), -1, dtype=np.int32),
-        upload=none,
-        **of_no_pass(len(issued)),
-    )
-
-
-def waited(found):
-    return [None if one >= NEVER_WAITED_NS else one for one in found.waited_ns.tolist()]
-
-
-def test_a_wait_is_for_a_message_that_ended_before_the_work_after_it_began():
-    posts = messages([(0, False, 0, 500, 1), (10, True, 10, 900 * US, 2)])
-    found = tell_waits(posts, work((30, 600)), ints(20))
-    assert waited(found) == [20, None]
-
-
-def test_of_several_that_fit_it_is_that_whose_end_the_work_began_with():
-    """As Megatron's overlapped schedule was recorded: a backward pass waits for a send."""
-    posts = messages([(0, False, 0, 100 * US, 1), (10, True, 0, 900 * US, 2)])
-    found = tell_waits(posts, work((30, 901 * US)), ints(20))
-    assert waited(found) == [None, 20]
 
 
 def call(name, ts, dur):

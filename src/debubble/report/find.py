@@ -60,6 +60,8 @@ from debubble.units import (
 
 # Pipelines of one job that differ by less take as long: steps vary by as much.
 _SLOWER = 0.02
+# A cause that takes less of every rank shares a row with others.
+_SMALL = 0.02
 # More than half of the waiting time in waits unlike the others of their rank.
 _JAGGED = 0.5
 # As many ranks as fit beside each other on a terminal.
@@ -78,7 +80,7 @@ def find_page(answer: FindAnswer, next_command: str = "", *, details: bool = Tru
     """
     page = Page(answer=answer.verdict, gaps=list(answer.warnings), next_command=next_command)
     page.findings = _findings(answer, answer.named)
-    causes = [_cause_table(answer.ledger, answer)] if answer.ledger else []
+    causes = [_cause_table(answer.ledger, answer, small=details)] if answer.ledger else []
     if not details:
         # What two causes cost together says what each of them does.
         joint = {part for named in answer.named if "+" in named.cause for part in _parts(named)}
@@ -139,8 +141,12 @@ def _findings(answer: FindAnswer, causes: Sequence[NamedCause]) -> list[str]:
     return findings
 
 
-def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
-    """Lay out causes by rank: their shares of the batch, what fixing them saves, and whose."""
+def _cause_table(account: AccountPart, answer: FindAnswer, *, small: bool) -> Table:
+    """Lay out causes by rank: their shares of the batch, what fixing them saves, and whose.
+
+    Small ones share a row unless they are asked for, or named above; what is unexplained has its
+    own.
+    """
     of, whole_s = "the batch", answer.numbers.batch_latency_s
     if answer.stream is not None:
         of, whole_s = "the time", answer.stream.turn_s
@@ -169,8 +175,14 @@ def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
         title=title,
         spare=(spare,),
     )
+    named = {cause for matter in answer.named for cause in _parts(matter)}
+    folded = []
     for cause, share in account.shares.items():
-        if max(rank.shares[cause] for rank in account.ranks) < NOTHING:
+        most = max(rank.shares[cause] for rank in account.ranks)
+        if most < NOTHING:
+            continue
+        if most < _SMALL and not small and cause not in {Cause.UNEXPLAINED, *named}:
+            folded.append(cause)
             continue
         culprit = next((c for c in account.culprits if c.cause == cause), None)
         fixed = saved.get(cause, 0.0)
@@ -181,6 +193,16 @@ def _cause_table(account: AccountPart, answer: FindAnswer) -> Table:
             show_seconds(share * (whole_s or 0.0)),
             show_seconds(fixed) if fixed >= MATTERS / 2 * (whole_s or 0.0) else "",
             _say_waited_for(culprit) if culprit else "",
+        )
+    if folded:
+        whole = sum(account.shares[cause] for cause in folded)
+        table.add(
+            "smaller causes",
+            *(show_share(sum(rank.shares[cause] for cause in folded)) for rank in shown),
+            show_share(whole),
+            show_seconds(whole * (whole_s or 0.0)),
+            "",
+            "",
         )
     return table.without_unknown()
 

@@ -380,7 +380,7 @@ def build_part(
     across = _pairs_across_steps(posted, chains, in_steps=in_steps)
     shifts = {} if in_steps else find_shifts(posted, [chain.ranks for chain in chains])
     transfers, unmatched = match_transfers(posted, across, shifts)
-    mixed = [find_mixed(ranks, chain, transfers, unmatched, across) for chain in chains]
+    mixed = [find_mixed(ranks, chain, transfers, across) for chain in chains]
     gaps += [gap for gap in mixed if gap]
     clocks = align(_telling_clocks(transfers, shifts), posted)
     gaps += [] if any(mixed) else name_wrong(clocks)

@@ -27,6 +27,7 @@ tells why.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -41,7 +42,6 @@ from debubble.timeline.model import (
     I64,
     Flags,
     Transfers,
-    UnmatchedMessages,
     rows_by_hop,
 )
 from debubble.timeline.steps import RankRecord, numbered
@@ -347,7 +347,6 @@ def find_mixed(
     ranks: Sequence[RankRecord],
     chain: Chain,
     transfers: Transfers,
-    unmatched: Sequence[UnmatchedMessages],
     across_steps: Collection[Ends],
 ) -> Gap | None:
     """Say why the ranks of a pipeline cannot be of one run; None where they may be."""
@@ -366,12 +365,7 @@ def find_mixed(
     unlike = {frozenset(hop) for hop in hops if _sizes_differ(captured, *hop)}
     if unlike:
         return _mixed(names, unlike, "what one sends is not of the size that the other receives")
-    # In a step in which messages are missing, those that are there may be paired wrongly.
-    left_over = {(*lacking.ends, lacking.step) for lacking in unmatched}
-    columns = (transfers.source, transfers.destination, transfers.step)
-    keys = list(zip(*(column.tolist() for column in columns), strict=True))
-    sure = [key not in left_over and key[:2] not in across_steps for key in keys]
-    inside = transfers.where(np.array(sure, dtype=bool))
+    inside = _surely_paired(captured, transfers, across_steps)
     apart = {frozenset(pair) for pair in pairs if contradict(inside, pair)}
     if apart or contradict(inside, names):
         return _mixed(names, apart, "no clock puts every receive after its send")
@@ -388,6 +382,30 @@ def contradict(transfers: Transfers, names: Sequence[int]) -> bool:
     own = transfers.where(transfers.source == transfers.source[0]).send_start_ns
     allowed = _STAMPS_NS + _DRIFT * float(own.max() - own.min())
     return bool((np.diag(most) < -allowed).any())
+
+
+def _surely_paired(
+    captured: Mapping[int, RankRecord], transfers: Transfers, across_steps: Collection[Ends]
+) -> Transfers:
+    """Return transfers of steps in which the one sends as often as the other receives.
+
+    In a step in which messages are missing, those that are there may be paired wrongly.
+    """
+
+    def steps_of(rank: int, peer: int, *, sends: bool) -> Counter[int]:
+        messages = captured[rank].messages
+        return Counter(
+            messages.step[(messages.peer == peer) & (messages.is_send == sends)].tolist()
+        )
+
+    sure = np.zeros(len(transfers), dtype=bool)
+    for (source, destination), rows in rows_by_hop(transfers).items():
+        if {source, destination} <= captured.keys() and (source, destination) not in across_steps:
+            sent = steps_of(source, destination, sends=True)
+            received = steps_of(destination, source, sends=False)
+            even = [s for s, count in sent.items() if s >= 0 and received[s] == count]
+            sure[rows] = np.isin(transfers.step[rows], even)
+    return transfers.where(sure)
 
 
 def _sizes_differ(captured: Mapping[int, RankRecord], source: int, destination: int) -> bool:

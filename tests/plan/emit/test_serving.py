@@ -63,23 +63,6 @@ def test_a_shell_hands_the_split_to_the_server(framework):
     assert environment[f"{framework.upper()}_PP_LAYER_PARTITION"] == "15,15,15,16"
 
 
-@pytest.mark.parametrize("framework", ENGINES)
-@pytest.mark.parametrize(
-    "change",
-    [
-        Change(schedule="1f1b"),
-        Change(chunks=1),
-        Change(overlap=True),
-        Change(overlap=False),
-        Change(split=(15, 15, 15, 16), schedule="gpipe"),
-    ],
-)
-def test_what_an_engine_does_by_itself_is_refused(framework, change):
-    with pytest.raises(UsageError, match="has no setting") as caught:
-        emit(framework, change, RUN)
-    assert caught.value.hint
-
-
 def test_sglang_keeps_one_microbatch_a_rank_in_flight_and_the_depth_more():
     flags = flags_of(emit("sglang", Change(microbatches=6), RUN))
     assert flags == {"--pp-size": ["4"], "--pp-async-batch-depth": ["2"]}
