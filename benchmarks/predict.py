@@ -21,16 +21,19 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import permutations
 from math import exp, log
 from pathlib import Path
 from statistics import fmean, median, pstdev
+from unittest.mock import patch
 
 import numpy as np
 
 import debubble.plan.baseline as baseline_module
+import debubble.simulate.costs.passes as passes_module
 import debubble.simulate.predict as predict_module
 from debubble.plan.baseline import FITS, Baseline, measure_baseline
 from debubble.plan.change import Change
@@ -368,34 +371,23 @@ def without_tails(source: Source) -> Source:
     return replace(source, wires=whole)
 
 
-def with_passes(source: Source, slope: float | None = None, beside: float | None = None) -> Source:
-    """Explain the same times by other slowdowns."""
-    model = source.passes
-    slopes = model.slope if slope is None else slope, model.beside if beside is None else beside
-    return replace(source, passes=model.with_slopes(*slopes))
-
-
 # What the model has, and a run's costs with it left out.
 ABLATIONS: dict[str, Callable[[Source], Source]] = {
     "nothing left out": lambda source: source,
     "variation of passes and messages": without_variation,
     "tails of messages apart": without_tails,
-    "compute beside messages": lambda source: with_passes(source, beside=0.0),
-    "shared device: ranks at work": lambda source: with_passes(source, slope=0.0),
+    "compute beside messages, assumed": lambda source: source,
+    "shared device: ranks at work": lambda source: source,
     "shared device: stalls as elsewhere": lambda source: replace(source, shared=False),
-    "shared device: beside messages": lambda source: (
-        source if source.passes.tells_beside else with_passes(source, beside=0.0)
-    ),
-    "shared device, all three": lambda source: replace(
-        with_passes(source, 0.0, None if source.passes.tells_beside else 0.0), shared=False
-    ),
     "both apart cost more than B": lambda source: source,
     "what is underway on a slow hop": lambda source: source,
 }
 # Of what is no part of a run's costs: where it stands, its name, and what leaves it out.
 CONSTANTS = {
-    "both apart cost more than B": ("_SPLIT_COSTS", 1.0),
-    "what is underway on a slow hop": ("BUFFERED_BYTES", 0.0),
+    "compute beside messages, assumed": (passes_module, "BESIDE", 0.0),
+    "shared device: ranks at work": (passes_module, "SLOPE", 0.0),
+    "both apart cost more than B": (predict_module, "_SPLIT_COSTS", 1.0),
+    "what is underway on a slow hop": (predict_module, "BUFFERED_BYTES", 0.0),
 }
 
 
@@ -407,11 +399,11 @@ def ablate(data: Path) -> None:
     for name, change in ABLATIONS.items():
         load.cache_clear()
         baseline_module.measure_source = lambda *args, change=change: change(measured(*args))
-        constant, value = CONSTANTS.get(name, ("_SPLIT_COSTS", predict_module._SPLIT_COSTS))  # noqa: SLF001
-        kept = getattr(predict_module, constant)
-        setattr(predict_module, constant, value)
-        results = [predict_pair(data, of) for of in judged]
-        setattr(predict_module, constant, kept)
+        with ExitStack() as stack:
+            if name in CONSTANTS:
+                module, constant, value = CONSTANTS[name]
+                stack.enter_context(patch.object(module, constant, value))
+            results = [predict_pair(data, of) for of in judged]
         off = [abs(result.error) for result in results]
         misfit = max(abs(load(data / of.source, of.layers)[0].misfit) for of in judged)
         print(

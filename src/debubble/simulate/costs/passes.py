@@ -43,7 +43,6 @@ from debubble.timeline.model import (
     without,
 )
 
-_MOST_BESIDE = 2.0
 # A run tells it itself where 2.5 of its own standard errors are at most a tenth, and not one or two
 # passes say so: the share of a rank's first pass often differs from all others. However alike a few
 # passes are, they are taken to vary by a hundredth.
@@ -431,7 +430,7 @@ def _slowed_by_messages(rows_of: Mapping[Class, list[int]], logs: F64, shares: F
         if apart <= 0:
             return None
         line = float(along @ y) / apart
-        seen = min(max(line, 0.0), _MOST_BESIDE)
+        seen = max(line, 0.0)
     left = y - line * along
     error = np.sqrt(max(float(left @ left) / free, _PASSES_VARY**2) / apart)
     telling = apart**2 / float((along**4).sum())
