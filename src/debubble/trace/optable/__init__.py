@@ -23,10 +23,9 @@ from debubble.trace.optable.files import (
     Layout,
     Op,
     RawTable,
-    classify_op,
     empty,
-    exchange_of,
     find_columns,
+    ops_of,
     read_integers,
     read_raw,
     read_times,
@@ -91,8 +90,8 @@ def make_op_table(table: RawTable, gaps: tuple[Gap, ...] = ()) -> OpTable:
         "start": start,
         "duration": duration,
         "name": name,
-        "op": np.array([classify_op(spelled) for spelled in names], dtype=np.int64)[name],
     }
+    columns = _tell_ops(columns, names)
     columns |= _tell_chunks(columns)
     shared = np.unique(columns["tensor"])
     first = columns["tensor"] == shared[0]
@@ -100,7 +99,6 @@ def make_op_table(table: RawTable, gaps: tuple[Gap, ...] = ()) -> OpTable:
     columns["op"], split = _name_split_backwards(table.file, columns)
     _check_passes(table, columns)
     _check_sizes(table.file, columns)
-    columns = _part_exchanges(columns, names)
     order = np.lexsort((columns["start"], columns["step"]))
     columns = {key: values[order] for key, values in columns.items()}
     small: dict[str, Any] = {
@@ -148,19 +146,14 @@ def _check_sizes(file: str, columns: dict[str, I64]) -> None:
             raise TraceError(f"{key} {number:,} is out of range", file=file)
 
 
-def _part_exchanges(columns: dict[str, I64], names: tuple[str, ...]) -> dict[str, I64]:
-    """Make a row each of the messages that one call sends and receives together."""
-    for number, name in enumerate(names):
-        messages = exchange_of(name)
-        rows = np.flatnonzero(columns["name"] == number) if messages else ()
-        for message in messages[1:]:
-            more = {key: values[rows] for key, values in columns.items()}
-            more["op"] = np.full(len(rows), message, dtype=np.int64)
-            columns = {key: np.append(columns[key], more[key]) for key in columns}
-        if messages:
-            columns["op"] = columns["op"].copy()
-            columns["op"][rows] = messages[0]
-    return columns
+def _tell_ops(columns: dict[str, I64], names: tuple[str, ...]) -> dict[str, I64]:
+    """Say what each row did: one row for each message of those that one call exchanges."""
+    ops = [ops_of(name) for name in names]
+    counts = np.array([len(of_name) for of_name in ops])[columns["name"]]
+    columns = {key: np.repeat(values, counts) for key, values in columns.items()}
+    within = np.arange(len(columns["row"])) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = np.cumsum([0, *map(len, ops)])[columns["name"]]
+    return columns | {"op": np.concatenate(ops).astype(np.int64)[first + within]}
 
 
 def _tell_chunks(columns: dict[str, I64]) -> dict[str, I64]:
