@@ -45,15 +45,16 @@ _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 PASSES: Final = (Op.FORWARD, Op.BACKWARD, Op.INPUT_GRAD, Op.WEIGHT_GRAD)
 # By column of whole numbers: the lowest and highest of them, and what a hole means; None: an error.
+# Those of devices are within all clusters: all that is below a number would be held as missing.
 _COLUMNS: Final[dict[str, tuple[int, int, int | None]]] = {
     "step": (-_INT64_MAX, _INT64_MAX, None),
-    "pipeline": (UNKNOWN, _INT32_MAX, 0),
-    "stage": (UNKNOWN, _INT32_MAX, None),
+    "pipeline": (UNKNOWN, MOST_RANKS - 1, 0),
+    "stage": (UNKNOWN, _MOST_STAGES - 1, None),
     "microbatch": (UNKNOWN, _INT32_MAX, UNKNOWN),
-    "rank": (UNKNOWN, _INT32_MAX, UNKNOWN),
-    "peer": (UNKNOWN, _INT32_MAX, UNKNOWN),
+    "rank": (UNKNOWN, MOST_RANKS - 1, UNKNOWN),
+    "peer": (UNKNOWN, MOST_RANKS - 1, UNKNOWN),
     "layer": (UNKNOWN, _INT32_MAX, UNKNOWN),
-    "chunk": (UNKNOWN, _INT32_MAX, UNKNOWN),
+    "chunk": (UNKNOWN, _MOST_STAGES - 1, UNKNOWN),
     "tensor": (UNKNOWN, _INT32_MAX, 0),
     "bytes": (UNKNOWN, _INT64_MAX, UNKNOWN),
     "memory": (UNKNOWN, _INT64_MAX, UNKNOWN),
@@ -137,12 +138,12 @@ def shared_stages(ranks: int, file: str) -> tuple[Gap, ...]:
 
 
 def _check_sizes(file: str, columns: dict[str, I64]) -> None:
-    """Refuse numbers beyond all clusters: all that is below them would be held as missing."""
-    most = {key: int(columns[key].max(initial=0)) for key in ("rank", "pipeline", "stage", "peer")}
-    if (columns["rank"] < 0).any():  # counted through pipelines and stages
-        most["rank"] = max(most["rank"], (most["pipeline"] + 1) * (most["stage"] + 1) - 1)
-    for key, number in most.items():
-        if number >= (_MOST_STAGES if key == "stage" else MOST_RANKS):
+    """Refuse stages counted through chunks, and ranks through pipelines, beyond all clusters."""
+    stage, rank = (int(columns[key].max(initial=0)) for key in ("stage", "rank"))
+    if (columns["rank"] < 0).any():
+        rank = max(rank, (int(columns["pipeline"].max()) + 1) * (stage + 1) - 1)
+    for key, number, limit in (("stage", stage, _MOST_STAGES), ("rank", rank, MOST_RANKS)):
+        if number >= limit:
             raise TraceError(f"{key} {number:,} is out of range", file=file)
 
 
