@@ -5,14 +5,15 @@ What depends on how busy the machine is carries the mark `accuracy` and runs by 
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 from support.jobs.demo_workloads import hasty, measured_in, run_several
 from support.jobs.recorded_pipeline import Workload, read_truth
-from support.traces.trimmed import without_marks
+from support.spans import bubble_of
+from support.traces.trimmed import captured, without_marks
 
 from debubble.api import find
 from debubble.errors import NoPipeline
@@ -83,17 +84,11 @@ def truths_of(runs, name):
     return [read_truth(runs.root / name / f"truth{rank}.json") for rank in range(RANKS)]
 
 
-def bubble_of(spans):
-    """The bubble of one step by its definition, from one list of (start, end) a rank."""
+def bubble_by_definition(spans):
+    """The bubble of one step, from one list of (start, end) a rank."""
     begin = min(start for rank in spans for start, _ in rank)
     end = max(stop for rank in spans for _, stop in rank)
-    busy = 0
-    for rank in spans:
-        reach = begin
-        for start, stop in sorted(rank):
-            busy += max(0, stop - max(start, reach))
-            reach = max(reach, stop)
-    return 1 - busy / (len(spans) * (end - begin))
+    return bubble_by_definition(spans, begin, end)
 
 
 def spans_of(truths, step, what):
@@ -113,10 +108,10 @@ def test_the_bubble_is_what_the_stages_logged(runs, name, busy):
     slack = BUSY_SLACK if busy else SLACK
     logged = []
     for step, window in enumerate(figures.windows):
-        calls = bubble_of(spans_of(truths, step, "calls"))
+        calls = bubble_by_definition(spans_of(truths, step, "calls"))
         logged.append(calls)
         # Calls leave out what torch adds to a pass, passes hold what it does between operators.
-        passes = bubble_of(spans_of(truths, step, "passes"))
+        passes = bubble_by_definition(spans_of(truths, step, "passes"))
         assert passes - slack < window.bubble_fraction < calls + slack
     assert figures.bubble_fraction == pytest.approx(np.median(logged), abs=max(0.01, slack))
 
@@ -178,8 +173,8 @@ def test_an_all_reduce_inside_a_pass_is_no_bubble(runs):
         figures = measure_pipeline(timeline, one)
         mine = [truths[rank.rank] for rank in figures.ranks]
         for step, window in enumerate(figures.windows):
-            calls = bubble_of(spans_of(mine, step, "calls"))
-            passes = bubble_of(spans_of(mine, step, "passes"))
+            calls = bubble_by_definition(spans_of(mine, step, "calls"))
+            passes = bubble_by_definition(spans_of(mine, step, "passes"))
             assert passes - LOOSE < window.bubble_fraction < calls + LOOSE
             # Were the reductions bubble, it would be larger by what they take.
             whole = 2 * window.length_ns
@@ -243,11 +238,8 @@ def logged_stream(truths, what, span):
         [(one.start_ns, one.end_ns) for step in truth.profiled for one in getattr(step, what)]
         for truth in truths
     ]
-    busy = sum(
-        max(0, min(end, span[1]) - max(start, span[0])) for rank in spans for start, end in rank
-    )
     latency = [out[1] - into[0] for into, out in zip(spans[0], spans[-1], strict=True)]
-    return 1 - busy / (len(spans) * (span[1] - span[0])), latency
+    return bubble_by_definition(spans, *span), latency
 
 
 @pytest.mark.accuracy
@@ -287,17 +279,6 @@ def test_an_answer_is_matched_with_the_batch_it_answers(runs, name):
     assert timeline.clock_uncertainty_ns < 10 * MS
 
 
-def captured_from(trace, begin_ns):
-    """The same rank, its profiler started later."""
-
-    def cut(table):
-        kept = table.start_ns >= begin_ns
-        return replace(table, **{c.name: getattr(table, c.name)[kept] for c in fields(table)})
-
-    tables = ("operators", "annotations", "memory", "cpu_operators")
-    return replace(trace, **{name: cut(getattr(trace, name)) for name in tables})
-
-
 @pytest.mark.accuracy
 @pytest.mark.parametrize("late", [(0,), (0, 1), (1,), (2, 3), (3,)])
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -308,7 +289,7 @@ def test_ranks_captured_from_different_batches_on_are_joined_batch_by_batch(runs
     truth = truths_of(runs, f"serve{in_flight}")[late[-1]]
     third = truth.profiled[3].calls[0].start_ns
     for rank in late:
-        traces[rank] = captured_from(traces[rank], third + 60 * MS)
+        traces[rank] = captured(traces[rank], third + 60 * MS)
     figures = measure_pipeline(build_timeline(traces), 0)
     assert figures.stream.in_flight == in_flight
     assert figures.batch_latency_ns == pytest.approx(whole.batch_latency_ns, abs=3 * MS)
