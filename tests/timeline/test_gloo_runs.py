@@ -88,7 +88,7 @@ def bubble_by_definition(spans):
     """The bubble of one step, from one list of (start, end) a rank."""
     begin = min(start for rank in spans for start, _ in rank)
     end = max(stop for rank in spans for _, stop in rank)
-    return bubble_by_definition(spans, begin, end)
+    return bubble_of(spans, begin, end)
 
 
 def spans_of(truths, step, what):
@@ -239,7 +239,7 @@ def logged_stream(truths, what, span):
         for truth in truths
     ]
     latency = [out[1] - into[0] for into, out in zip(spans[0], spans[-1], strict=True)]
-    return bubble_by_definition(spans, *span), latency
+    return bubble_of(spans, *span), latency
 
 
 @pytest.mark.accuracy
