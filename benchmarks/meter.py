@@ -46,7 +46,7 @@ from debubble.timeline.model import Timeline, union_of
 from debubble.timeline.steps import only_steps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.jobs.demo_workloads import environment_of_ranks
+from support.jobs.forked_ranks import environment_of_ranks
 from support.jobs.recorded_pipeline import WORKLOAD, Workload
 
 BUBBLE_BAR, STAGE_BAR, COST_BAR, STEPS_BAR = 0.01, 0.02, 0.001, 20

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from support import altered_captures
+from support.altered_captures import ALTERATIONS, alter
 from support.vllm_count import Count
 
 import debubble
@@ -81,9 +81,9 @@ def judge(name: str, folder: Path) -> bool:
 
 def altered(run: Path) -> None:
     """Say what is said of a capture that was cut or changed."""
-    for name, change in altered_captures.ALTERATIONS.items():
+    for name, change in ALTERATIONS.items():
         with TemporaryDirectory() as place:
-            altered_captures.write(change(altered_captures.read(run)), Path(place))
+            alter(run, change, Path(place))
             print(f"-- {run.name}, {name}")
             try:
                 analysis = debubble.analyse(place)

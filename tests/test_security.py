@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src" / "debubble"
 # What can reach another machine, and who may: where the user pointed, and between ranks of a job.
-# viewer listens, on this machine, for its browser.
+# watch listens where its configuration says.
 # Object stores, PostgreSQL and Dask are reached by libraries of theirs, at the URLs that they get.
 CONNECTING = {
     "socket",
@@ -26,6 +26,7 @@ CONNECTING = {
     "aiohttp",
 }
 MAY_CONNECT = {
+    "annexes/watch/web.py",
     "capture/fetch.py",
     "links/__main__.py",
 }

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.jobs.around_a_job import SCRIPT, TORCHRUN, run_verb, run_with_a_damaged_order
+from support.jobs.around_a_job import SCRIPT, TORCHRUN, run_verb
 
 from debubble.capture.settings import INJECTED, Settings, environment_for, read_order
 from debubble.errors import UsageError
@@ -22,6 +22,16 @@ pytestmark = pytest.mark.slow
 
 FEW = ["--steps", "1", "--wait", "1"]
 ENOUGH = "8"
+
+
+def run_program(program, environment):
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
 
 
 def test_a_pipeline_under_torchrun_is_captured_and_labelled(tmp_path):
@@ -86,13 +96,7 @@ def test_the_environments_own_sitecustomize_is_run_as_ever(tmp_path):
         "import sys; assert sys.was_here; assert 'torch' not in sys.modules; "
         f"assert {str(INJECTED)!r} not in sys.path; assert 'debubble' in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment_for(Settings(out=tmp_path), given),
-    )
+    done = run_program(program, environment_for(Settings(out=tmp_path), given))
     assert done.returncode == 0, done.stderr
 
 
@@ -112,6 +116,7 @@ def test_a_damaged_order_is_refused(damage):
 
 
 def test_a_damaged_order_does_not_stop_the_job():
-    done = run_with_a_damaged_order(Settings)
+    order = {Settings.variable: "{", "PYTHONPATH": str(INJECTED)}
+    done = run_program("print('runs')", os.environ | order)
     assert (done.returncode, done.stdout) == (0, "runs\n")
     assert "this process is not captured" in done.stderr

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from support.jobs.forked_ranks import environment_of_ranks
 from support.services.engine_routes import serving
 
 from debubble.capture import server as capturing
@@ -19,17 +19,19 @@ from debubble.errors import CaptureError, UsageError
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parents[1] / "support" / "jobs" / "profiled_server.py"
-
 
 @contextmanager
 def profiled(folder):
-    command = [sys.executable, str(SCRIPT), str(folder)]
+    command = [sys.executable, "-m", "support.jobs.profiled_server", str(folder)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command,
+        env=environment_of_ranks(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
     ) as server:
         try:
-            yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+            yield server.stdout.readline().strip()
         finally:
             server.kill()
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support.jobs.launch_gloo_job import run_job
+from support.jobs.gloo_job import run_job
 
 import debubble
 from debubble.errors import CaptureError, MissingExtra, UsageError
@@ -267,11 +267,6 @@ def test_between_captures_a_step_asks_for_no_clock(tmp_path):
         assert asked
 
 
-def test_a_step_is_looked_up_once():
-    assert debubble.step is debubble.step
-    assert "step" in vars(debubble)
-
-
 ALONE = """
 import sys
 class Blocked:
@@ -284,19 +279,33 @@ assert "torch" not in sys.modules and "debubble.capture" not in sys.modules
 debubble.step()
 assert "torch" not in sys.modules
 import torch
-with debubble.capture(out=sys.argv[1], steps=1, wait=0):
+"""
+CAPTURES = """
+with debubble.capture(out="out", steps=1, wait=0) as session:
     for _ in range(6):
         torch.ones(2).sum()
         debubble.step()
+assert session.problems == []
+"""
+METERS = """
+meter = debubble.meter(out="out", on_drift=False)
+for _ in range(2):
+    meter.step()
+    with meter.forward(0): pass
+meter.close()
+assert meter.problem is None, meter.problem
+assert "debubble.trace" not in sys.modules
 """
 
 
-def test_torch_and_the_standard_library_are_enough(tmp_path):
+@pytest.mark.parametrize(("program", "files"), [(CAPTURES, 2), (METERS, 2)])
+def test_torch_and_the_standard_library_are_enough(tmp_path, program, files):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ALONE, str(tmp_path)],
+        [sys.executable, "-W", "ignore", "-c", ALONE + program],
         check=False,
         capture_output=True,
         text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("*/rank0.*"))) == 2
+    assert len(list(tmp_path.glob("out/*/rank0.*"))) == files

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from support.jobs.launch_gloo_job import run_job
+from support.jobs.gloo_job import run_job
 from support.services.console import type_command
 from support.traces.recordings import H200
 

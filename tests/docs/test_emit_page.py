@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from support.services.console import REPOSITORY
 
-from debubble.plan.change import Change, Setting
+from debubble.plan.change import Change, ServingSetting, Setting
 from debubble.plan.emit import EMITTERS, SERVERS, emit, emit_serving
-from debubble.plan.serving import ServingSetting
 
 PAGE = (REPOSITORY / "docs" / "reference" / "emit.md").read_text("utf-8")
 BLOCK = re.compile(r"^```(?:sh|yaml|python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)

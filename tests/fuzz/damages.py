@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import msgspec
-
-Document = dict[str, Any]
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+from support.traces.documents import Document, drop, drop_these, is_compute, on_device
 
 
-def load(path: Path) -> Document:
-    """Return the trace of a recorded rank."""
-    return msgspec.json.decode(gzip.decompress(path.read_bytes()))
-
-
-def kernels_of(document: Document, kinds: tuple[str, ...] = ("kernel",)) -> list[Document]:
-    """Return the kernels that compute, or all device work, by their start."""
-    events = [e for e in document["traceEvents"] if e.get("cat") in kinds]
-    if kinds == ("kernel",):
-        events = [e for e in events if "nccl" not in e["name"]]
-    return sorted(events, key=lambda e: e["ts"])
+def _kernels_of(document: Document) -> list[Document]:
+    return [event for event in on_device(document) if is_compute(event)]
 
 
 def _middle(document: Document) -> Document:
     """Return the longest kernel of the middle of a capture."""
-    kernels = kernels_of(document)
+    kernels = _kernels_of(document)
     third = len(kernels) // 3
     return max(kernels[third : 2 * third], key=lambda e: e["dur"])
-
-
-def _drop(document: Document, gone: list[Document]) -> None:
-    away = {id(event) for event in gone}
-    document["traceEvents"] = [e for e in document["traceEvents"] if id(e) not in away]
 
 
 def a_kernel_at_time_0(document: Document) -> None:
@@ -47,7 +27,7 @@ def a_kernel_a_second_late(document: Document) -> None:
 
 
 def the_last_kernel_a_second_late(document: Document) -> None:
-    kernels_of(document)[-1]["ts"] += 1e6
+    _kernels_of(document)[-1]["ts"] += 1e6
 
 
 def a_kernel_half_a_second_long(document: Document) -> None:
@@ -55,22 +35,22 @@ def a_kernel_half_a_second_long(document: Document) -> None:
 
 
 def every_ninth_kernel_dropped(document: Document) -> None:
-    _drop(document, kernels_of(document)[::9])
+    drop_these(document, _kernels_of(document)[::9])
 
 
 def every_seventh_kernel_doubled(document: Document) -> None:
-    document["traceEvents"] += [dict(event) for event in kernels_of(document)[::7]]
+    document["traceEvents"] += [dict(event) for event in _kernels_of(document)[::7]]
 
 
 def a_lost_buffer_of_kernels(document: Document) -> None:
-    kernels = kernels_of(document, _ON_DEVICE)
-    _drop(document, kernels[len(kernels) // 2 : len(kernels) // 2 + len(kernels) // 20])
+    kernels = on_device(document)
+    drop_these(document, kernels[len(kernels) // 2 : len(kernels) // 2 + len(kernels) // 20])
 
 
 def a_lost_buffer_of_launches(document: Document) -> None:
     calls = [e for e in document["traceEvents"] if e.get("cat") == "cuda_runtime"]
     calls.sort(key=lambda e: e["ts"])
-    _drop(document, calls[len(calls) // 2 : len(calls) // 2 + len(calls) // 20])
+    drop_these(document, calls[len(calls) // 2 : len(calls) // 2 + len(calls) // 20])
 
 
 def half_the_device_40_ms_late(document: Document) -> None:
@@ -82,7 +62,7 @@ def half_the_device_40_ms_early(document: Document) -> None:
 
 
 def _shift_half(document: Document, by_us: float) -> None:
-    kernels = kernels_of(document, _ON_DEVICE)
+    kernels = on_device(document)
     for event in kernels[len(kernels) // 2 :]:
         event["ts"] += by_us
 
@@ -92,8 +72,7 @@ def no_base_time(document: Document) -> None:
 
 
 def no_c10d_operators(document: Document) -> None:
-    events = document["traceEvents"]
-    _drop(document, [e for e in events if e["name"].startswith(("c10d::", "record_param_comms"))])
+    drop(document, lambda e: e["name"].startswith(("c10d::", "record_param_comms")))
 
 
 def keys_in_another_order(document: Document) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fuzz.damages import DAMAGES, load
+from fuzz.damages import DAMAGES
+from support.traces.documents import load
 from support.traces.recordings import DATA, H200
 
 import debubble

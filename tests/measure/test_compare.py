@@ -8,7 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
-from support.measurements import measured, sampled
+from support.measurements import sampled
 from support.traces.recordings import DATA
 
 from debubble.measure import statistics
@@ -142,15 +142,6 @@ def test_where_one_side_timed_none_both_are_profiled_and_that_is_said():
     assert found.bases == ("profiled", "profiled")
     assert found.deltas["batch_latency"].change == 0.0
     assert "only before has unprofiled times: profiled times are compared" in found.notes
-
-
-def test_an_even_split_is_told_from_an_uneven_one(recorded_data):
-    found = compare(
-        measured(recorded_data / "1f1b_m8_split3337"), measured(recorded_data / "1f1b_m8")
-    )
-    assert (found.verdict, found.confidence) == (Verdict.BETTER, Confidence.INDICATIVE)
-    assert found.setting[0].what == "split"
-    assert -0.26 < found.deciding.change < -0.15
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.faults import Throwing
+from support.process_group import Group, Work
 from support.processes import wait_until
 from support.requirements import need_package
 
@@ -83,8 +84,8 @@ def losses(schedule):
     return found
 
 
-def beat_of(folder, **settings):
-    beat = MeterBeat(Settings(out=folder, segment=2, **settings), None)
+def beat_of(folder, logger=None, **settings):
+    beat = MeterBeat(Settings(out=folder, segment=2, **settings), logger)
     beat.start()
     beat.listen()
     return beat
@@ -115,32 +116,6 @@ def test_an_error_at_any_call_of_ours_leaves_the_job_as_it_is(tmp_path, schedule
         found, _, _ = play(at)
         assert found == expected, at
     assert threading.active_count() == before
-
-
-class Work:
-    """A message under way."""
-
-    def wait(self):
-        return "there"
-
-
-class Group:
-    """A process group that counts what really goes through it."""
-
-    def __init__(self):
-        self.sent = 0
-
-    def send(self, _tensors, _peer, _tag):
-        self.sent += 1
-        return Work()
-
-    recv = send
-
-    def _start_coalescing(self, _device):
-        pass
-
-    def _end_coalescing(self, _device):
-        return Work()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -200,9 +175,7 @@ def test_a_dead_logger_is_asked_no_more_and_the_meter_goes_on(tmp_path, schedule
         asked.append((values, step))
         raise ConnectionError("the logger is gone")
 
-    beat = MeterBeat(Settings(out=tmp_path, segment=2), dead)
-    beat.start()
-    beat.listen()
+    beat = beat_of(tmp_path, dead)
     losses(schedule)
     wait_until(lambda: asked)
     wait_until(lambda: beat.meter._logger is None)
@@ -225,9 +198,7 @@ def test_a_logger_that_never_answers_holds_up_neither_the_job_nor_its_end(
         asked.set()
         answers.wait()
 
-    beat = MeterBeat(Settings(out=tmp_path, segment=2), hang)
-    beat.start()
-    beat.listen()
+    beat = beat_of(tmp_path, hang)
     try:
         wait_until(lambda: losses(schedule) == expected and asked.is_set())
         assert losses(schedule) == expected

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+from support.process_group import Group, Work
 from support.requirements import need_package
 
 need_package("torch")
@@ -129,31 +130,6 @@ def test_deepspeeds_passes_are_counted_through_the_step(hooks):
     assert PipelineEngine._INSTRUCTION_MAP is before
 
 
-class Work:
-    def wait(self):
-        return True
-
-
-class Group:
-    """A process group in which several messages may go as one."""
-
-    def __init__(self):
-        self.together = False
-
-    def send(self, tensors, peer, tag):
-        assert (len(tensors), peer < 4, tag) == (1, True, 0)
-        return None if self.together else Work()
-
-    recv = send
-
-    def _start_coalescing(self, _device):
-        self.together = True
-
-    def _end_coalescing(self, _device):
-        self.together = False
-        return Work()
-
-
 @pytest.fixture
 def group(hooks, monkeypatch):
     monkeypatch.setattr(meter_hooks.dist, "get_process_group_ranks", lambda _group: [0, 1, 2, 7])
@@ -274,31 +250,19 @@ def test_weight_gradients_that_are_added_up_after_autograd_are_part_of_their_pas
 
 @pytest.mark.parametrize(("computes_between", "is_known"), [(False, True), (True, False)])
 def test_when_a_message_left_is_known_if_it_is_waited_for_at_once(
-    hooks, monkeypatch, computes_between, is_known
+    hooks, group, monkeypatch, computes_between, is_known
 ):
     """On a device: a job that waits for its sends after the last pass tells nothing of them."""
 
-    class Work:
-        def wait(self):
-            return True
-
-    class Group:
-        def send(self, _tensors, _peer, _tag):
-            return Work()
-
-        recv = send
-
-    monkeypatch.setattr(meter_hooks.dist, "get_process_group_ranks", lambda _group: [0, 1, 2])
     monkeypatch.setattr(hooks.recorder, "on_host", False)
-    hooks._hook_messages(types.SimpleNamespace(ProcessGroup=Group, Work=Work))
     hooks.recorder.beat()
-    work = Group().send([torch.zeros(4)], 2, 0)
+    work = group.send([torch.zeros(4)], 2, 0)
     sent = hooks.recorder.last
     if computes_between:
         hooks.recorder.end(hooks.recorder.begin("F", 1, 1))
     work.wait()
     assert (sent[END] is not None) == is_known
-    arrives = Group().recv([torch.zeros(4)], 0, 0)
+    arrives = group.recv([torch.zeros(4)], 0, 0)
     received = hooks.recorder.last
     hooks.recorder.end(hooks.recorder.begin("F", 1, 2))
     arrives.wait()

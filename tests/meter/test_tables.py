@@ -15,6 +15,8 @@ HEADER = "step,pipeline,stage,microbatch,op,start_ns,duration_ns,rank,bytes,peer
 EPOCH = 1_790_000_000_000_000_000
 MS = 1_000_000
 STEPS = 5
+# Of each microbatch, in ms: when rank 1 asks for it and has it, when rank 0 does of its gradient.
+ARRIVALS = ((0, 11, 20.5, 42), (41.5, 42, 62.5, 73))
 
 
 def write_run(folder, *, ahead_ms=0, step_ms=100):
@@ -30,29 +32,14 @@ def write_run(folder, *, ahead_ms=0, step_ms=100):
         )
 
     for step in range(STEPS):
-        for number, (ready, back) in enumerate([(10, 42), (20, 73)]):
+        for number, (asked, there, asked_back, back) in enumerate(ARRIVALS):
             row(0, step, "F", 10 * number, 10, number)
-            row(0, step, "forward-send", ready, 0.1, peer=1)
-            begins = 11 if number == 0 else 42
-            row(
-                1,
-                step,
-                "forward-recv",
-                0 if number == 0 else 41.5,
-                begins - (41.5 * number),
-                peer=0,
-            )
-            row(1, step, "F", begins, 10, number)
-            row(1, step, "B", begins + 10, 20, number)
-            row(1, step, "backward-send", begins + 30, 0.1, peer=0)
-            row(
-                0,
-                step,
-                "backward-recv",
-                20.5 if number == 0 else 62.5,
-                back - (20.5, 62.5)[number],
-                peer=1,
-            )
+            row(0, step, "forward-send", 10 * number + 10, 0.1, peer=1)
+            row(1, step, "forward-recv", asked, there - asked, peer=0)
+            row(1, step, "F", there, 10, number)
+            row(1, step, "B", there + 10, 20, number)
+            row(1, step, "backward-send", there + 30, 0.1, peer=0)
+            row(0, step, "backward-recv", asked_back, back - asked_back, peer=1)
             row(0, step, "B", back, 20, number)
     folder.mkdir(parents=True)
     for rank, lines in rows.items():

@@ -10,7 +10,7 @@ import pytest
 from support.timelines.engine_runs import MS, MS_OF_A_PASS, planned_run, run_order
 
 from debubble.errors import UsageError
-from debubble.plan.baseline import _corrected, measure_baseline
+from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, predict_idea, weigh
 from debubble.simulate.as_timeline import as_timeline
@@ -119,13 +119,6 @@ class TestMisfit:
         assert unsure.low_ns == pytest.approx(middle - hypot(middle - sure.low_ns, off), abs=3)
         assert unsure.high_ns == pytest.approx(middle + hypot(sure.high_ns - middle, off), abs=3)
         assert unsure.throughput_low < sure.throughput_low
-
-    def test_steps_that_differ_are_chance_and_correct_little(self):
-        """The same run twice, once with steps whose middle is known to 1.5 %, as models miss."""
-        source = sent_so("1f1b", FUSED).source
-        assert _corrected(source, 1.04) == pytest.approx(1.04)
-        assert _corrected(replace(source, window_spread=0.015), 1.04) == pytest.approx(1.04**0.5)
-        assert _corrected(replace(source, window_spread=0.045), 1.04) == pytest.approx(1.04**0.1)
 
     def test_it_is_what_the_run_took_against_its_simulation_whatever_is_served(self):
         order = order_of("1f1b", 4, 8)

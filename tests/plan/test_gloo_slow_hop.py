@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.jobs import recorded_pipeline
-from support.jobs.demo_workloads import environment_of_ranks
+from support.jobs.forked_ranks import environment_of_ranks
 from support.jobs.recorded_pipeline import WORKLOAD, Workload
 
 import debubble

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, planned_run
-from support.traces.read_once import build_recording
 
-from debubble.ledger.hop_health import account_for, judge_links, saved_by_repair
-from debubble.ledger.verdict import name_causes
-from debubble.plan.baseline import measure_baseline
+from debubble.ledger.hop_health import judge_links
 from debubble.plan.change import Change
 from debubble.plan.levers.link import repairs, words
 from debubble.plan.plan import make_plan
 from debubble.report.answers.plan import answer_of_plan
-from debubble.report.plan import plan_page
 from debubble.timeline.figures import measure_pipeline
 
 LAYERS = (4, 4, 4, 4)
@@ -66,27 +60,6 @@ def test_all_slow_hops_of_a_rank_are_repaired_together():
     assert sum("repairing it " in one for one in said) <= 1
 
 
-def test_a_repair_that_saves_nothing_is_said_to_buy_nothing():
-    baseline, timeline, links = run_with("1f1b", 6)
-    plan = make_plan(baseline, timeline, links=links)
-    (repair,) = plan.repairs
-    for saved, buys in ((-1, "gains nothing."), (1, "saves little: 1 ns of ")):
-        option = replace(repair.option, window_ns=plan.baseline.window_ns - saved)
-        said = answer_of_plan(replace(plan, repairs=(replace(repair, option=option),))).findings
-        assert sum(f"repairing it {buys}" in one for one in said) == 1, buys
-
-
-def test_two_links_of_one_rank_are_one_repair_besides_each_alone():
-    wire_ns = np.rint(np.array([1, 6, 6, 1, 1]) * WIRE).astype(np.int64)
-    baseline, timeline = planned_run("forward-only", 6, 12, split=(2,) * 6, wire_ns=wire_ns)
-    links = judge_links(timeline, measure_pipeline(timeline, 0))
-    assert repaired(repairs(baseline, links)) == {
-        frozenset({(1, 2)}),
-        frozenset({(2, 3)}),
-        frozenset({(1, 2), (2, 3)}),
-    }
-
-
 def test_other_levers_are_weighed_on_the_repaired_run_too():
     baseline, timeline, links = run_with("1f1b", 6)
     plan = make_plan(baseline, timeline, links=links)
@@ -99,45 +72,3 @@ def test_other_levers_are_weighed_on_the_repaired_run_too():
     others = [one for one in plan.options if one.change.repaired is None]
     assert all(stays in one.assumptions for one in others)
     assert not any(stays in one.assumptions for one in (alone, *both))
-
-
-@pytest.fixture(scope="module")
-def recorded(recorded_data):
-    def load(name):
-        timeline = build_recording(recorded_data / name)
-        figures = measure_pipeline(timeline, 0)
-        ledger = account_for(timeline, figures)
-        baseline = measure_baseline(timeline, figures)
-        return make_plan(baseline, timeline, links=ledger.links), ledger
-
-    return load
-
-
-def test_a_slow_hop_that_holds_up_a_forward_run_is_worth_its_repair(recorded):
-    plan, ledger = recorded("fwd_closed_m8_slow12")
-    (repair,) = plan.repairs
-    saved_ms = (plan.baseline.window_ns - repair.option.window_ns) / MS
-    # Run for real without the slow hop: 97 instead of 123 ms.
-    assert 18 <= saved_ms <= 30
-    assert repair.option in plan.recommended
-    named = next(one for one in name_causes(ledger) if one.hop == (1, 2))
-    # The price is that of `find`, to the digit.
-    assert saved_ms * MS == pytest.approx(named.culprit_saved_ns, abs=1)
-    assert repair.replayed_ns == named.culprit_saved_ns == saved_by_repair(ledger, {(1, 2): None})
-    options = answer_of_plan(plan).to_dict()["options"]
-    option = next(one for one in options if one["lever"] == "link")
-    assert option["change"] == {"repaired_hops": [[1, 2]]}
-    assert option["link"]["replay_saved_s"] == repair.replayed_ns / 1e9
-
-
-@pytest.mark.slow
-def test_a_slow_hop_that_others_hide_buys_nearly_nothing_and_is_said_to(recorded):
-    plan, _ = recorded("1f1b_m8_slow23")
-    (repair,) = plan.repairs
-    # Run for real without the slow hop: 302 ms instead of 306, each the middle of one launch.
-    assert repair.option.throughput_low < 306 / 302 - 1 < repair.option.throughput_high
-    assert repair.option not in plan.recommended
-    assert any(
-        said.startswith("Hop 2:3 takes 3.9 times as long as its peers; repairing it may gain +6 %")
-        for said in plan_page(answer_of_plan(plan)).findings
-    )

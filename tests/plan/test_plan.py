@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import json
 
 import pytest
-from support.emitted_text import flags_of
 from support.services.console import type_command
-from support.traces.recordings import SHARED, existing
 
-from debubble.plan.emit import EMITTERS
 from debubble.timeline.schedules import order_of, parse_order, read_order
 
 pytestmark = pytest.mark.slow
@@ -22,58 +18,6 @@ def plan_of(folder, *flags, cwd):
     answer = type_command(f"debubble plan {folder} --json {' '.join(flags)}", cwd)
     assert answer.code == 0, answer.text
     return json.loads(answer.text)
-
-
-@pytest.fixture(scope="module")
-def uneven(recorded_data, tmp_path_factory):
-    return plan_of(recorded_data / "1f1b_m8_split3337", cwd=tmp_path_factory.mktemp("plan"))
-
-
-def split_option(plan):
-    return next(one for one in plan["options"] if one["lever"] == "split")
-
-
-def test_an_uneven_run_is_told_its_even_split(uneven):
-    assert uneven["baseline"]["split"] == [3, 3, 3, 7]
-    assert split_option(uneven)["change"] == {"split": [4, 4, 4, 4]}
-    assert split_option(uneven)["recommended"]
-    # The even split, run for real, took 298 ms, and 286 to 303 from launch to launch.
-    low, high = split_option(uneven)["interval"]["batch_latency_s"]
-    assert low < 0.298 < high
-
-
-def test_schedules_are_combined_with_the_split_that_they_can_have_and_not_by_what_they_are_alone(
-    uneven,
-):
-    # Stages cut anew look best where they are cut badly; one stage a rank, cut well, is better.
-    best = uneven["options"][0]
-    assert best["change"]["schedule"] == "zb-h2"
-    assert best["change"]["split"] == [4, 4, 4, 4]
-    alone = [option for option in uneven["options"] if option["lever"] == "schedule"]
-    assert alone[0]["change"]["chunks"] == 2
-    assert best["latency_gain_fraction"] > alone[0]["latency_gain_fraction"] + 0.05
-
-
-def test_the_first_split_of_a_long_first_stage_is_the_even_one_though_messages_stall(tmp_path):
-    """With 7,3,3,3 it took 77 ms; the even split, run for real, 63."""
-    plan = plan_of(existing(SHARED / "h200_free" / "c_fwd_m6_7333"), cwd=tmp_path)
-    assert split_option(plan)["change"] == {"split": [4, 4, 4, 4]}
-    assert split_option(plan)["latency_gain_fraction"] > 0.02
-
-
-def test_its_lines_cut_the_model_evenly_in_every_framework_that_trains(uneven):
-    apply = split_option(uneven)["apply"]
-    assert set(apply) == set(EMITTERS) - {"csv", "vllm", "sglang", "tensorrt-llm"}
-    cuts = next(
-        node.value
-        for node in ast.parse(apply["torch"]).body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "split_spec"
-    )
-    assert [ast.literal_eval(key) for key in cuts.keys] == ["layers.4", "layers.8", "layers.12"]
-    layout = flags_of(apply["megatron"])["--pipeline-model-parallel-layout"]
-    assert layout == ["Et*4|(t*4|)*2,t*4L"]  # as Megatron folds equal stages
-    parts = flags_of(apply["torchtitan"])["--parallelism.module_fqns_per_model_part"]
-    assert [part.count("layers.") for part in parts] == [4, 4, 4, 4]
 
 
 def test_what_is_to_be_pasted_is_all_that_is_on_stdout(tmp_path):
@@ -116,22 +60,6 @@ def test_an_order_by_itself_goes_into_the_file_and_not_on_stdout(tmp_path):
     assert written.out == ""
     assert (tmp_path / "zbv.csv").read_text("utf-8") == printed.out
     assert parse_order(printed.out)
-
-
-def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_path):
-    answer = type_command(f"debubble plan {RECORDED} --emit vllm", tmp_path)
-    assert answer.code == 0
-    assert "for vllm: nothing to write (vLLM has no setting" in answer.err
-    assert answer.out == ""
-
-
-def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_noise(tmp_path):
-    answer = type_command("debubble plan tests/data/frameworks/mg_2321 --emit megatron", tmp_path)
-    (split,) = [line for line in answer.err.splitlines() if line.startswith("split 2,2,2,2  ")]
-    assert split.split()[-1] == "try"
-    assert "this option may be within the noise: +8 % (" in answer.err
-    assert "for megatron, split 2,2,2,2:" in answer.err
-    assert "--pipeline-model-parallel-layout" in answer.out
 
 
 def test_a_limit_below_the_measured_peak_refuses_everything(tmp_path):
@@ -184,12 +112,6 @@ def test_what_makes_no_sense_is_refused_with_a_hint(flags, said, tmp_path):
     assert said in answer.text
     assert "Traceback" not in answer.text
     assert "hint: " in answer.text
-
-
-def test_layers_that_are_stated_win_over_what_kernels_show_and_are_said_to_differ(tmp_path):
-    answer = type_command(f"debubble plan {RECORDED} --layers 2,2", tmp_path)
-    assert answer.code == 0
-    assert "--layers says 2,2, and the traces show 8,8" in answer.text
 
 
 def test_no_split_is_offered_where_a_layer_would_cost_several_times_as_much_elsewhere(tmp_path):

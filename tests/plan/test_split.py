@@ -175,20 +175,6 @@ def test_a_given_split_that_does_not_fit_is_timed_but_not_chosen():
     assert found.given_latency_s == 10.0 < found.latency_s == 13.0
 
 
-def test_a_head_takes_layers_off_the_last_stage_and_a_slow_device_off_its_own():
-    head = np.array([0, 0, 0, 3.0])
-    ranks = np.arange(4)
-    heavy = Work(forward=head, backward=2 * head, weight=0 * head)
-    ones = np.ones(16)
-    problem = split_problem(ones, 2 * ones, rank=ranks, microbatches=16, stages=heavy)
-    split = find_partition(problem, timer_of(problem, "1f1b")).split
-    assert split[-1] <= 2 < min(split[:-1])
-    slow = np.array([1, 1, 2.0, 1])
-    problem = split_problem(ones, 2 * ones, rank=ranks, microbatches=64, slowness=slow)
-    split = find_partition(problem, timer_of(problem, "1f1b")).split
-    assert split[2] < min(split[:2] + split[3:])
-
-
 @pytest.mark.parametrize(
     ("caps", "said"),
     [

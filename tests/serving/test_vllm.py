@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support import altered_captures
+from support.altered_captures import ALTERATIONS, alter, each, relabelled
 from support.vllm_count import Count
 
 import debubble
@@ -259,10 +259,7 @@ def test_captures_that_begin_and_end_at_different_batches_tell_the_same(tmp_path
 
 def test_labels_without_tokens_tell_the_same_batches(tmp_path):
     """Older versions write how many requests are new and how many are not, and no tokens."""
-    traces = altered_captures.read(SHIPPED / "pp4_mix")
-    altered_captures.write(
-        altered_captures.ALTERATIONS["labels of an older version"](traces), tmp_path
-    )
+    alter(SHIPPED / "pp4_mix", ALTERATIONS["labels of an older version"], tmp_path)
     older, newer = debubble.analyse(tmp_path), debubble.analyse(SHIPPED / "pp4_mix")
     assert spent(older) == spent(newer)
     assert older.stream.batches.in_flight == newer.stream.batches.in_flight == 4
@@ -274,8 +271,7 @@ def test_labels_without_tokens_tell_the_same_batches(tmp_path):
 
 
 def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):
-    traces = altered_captures.read(SHIPPED / "pp4_mix")
-    altered_captures.write(altered_captures.ALTERATIONS["no labels"](traces), tmp_path)
+    alter(SHIPPED / "pp4_mix", ALTERATIONS["no labels"], tmp_path)
     analysis = debubble.analyse(tmp_path)
     assert analysis.pipeline.stream.may_be == (2, None)
     assert "2 or more batches in flight" in debubble.find(analysis).verdict
@@ -285,10 +281,9 @@ def test_without_labels_what_waits_in_hosts_is_left_open(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", altered_captures.ALTERATIONS)
+@pytest.mark.parametrize("name", ALTERATIONS)
 def test_an_altered_capture_says_less_or_the_same_and_nothing_wrong(tmp_path, name):
-    traces = altered_captures.read(SHIPPED / "pp4_mix")
-    altered_captures.write(altered_captures.ALTERATIONS[name](traces), tmp_path)
+    alter(SHIPPED / "pp4_mix", ALTERATIONS[name], tmp_path)
     analysis, whole = debubble.analyse(tmp_path), debubble.analyse(SHIPPED / "pp4_mix")
     answer = debubble.find(analysis)
     if answer.verdict.startswith("In part, "):
@@ -311,11 +306,10 @@ def test_an_altered_capture_says_less_or_the_same_and_nothing_wrong(tmp_path, na
 
 
 def test_tokens_of_a_draft_are_no_requests_and_are_not_priced(tmp_path):
-    traces = altered_captures.read(SHIPPED / "pp4_split")
-    drafts = altered_captures.relabelled(
+    drafts = relabelled(
         lambda label: f"execute_context_0(0)_generation_{label[3]}({3 * int(label[4])})"
     )
-    altered_captures.write(altered_captures.each(drafts)(traces), tmp_path)
+    alter(SHIPPED / "pp4_split", each(drafts), tmp_path)
     drafted, plain = debubble.analyse(tmp_path), debubble.analyse(SHIPPED / "pp4_split")
     assert drafted.stream.batches.rows.tolist() == plain.stream.batches.rows.tolist()
     assert drafted.stream.batches.tokens.tolist() == (3 * plain.stream.batches.tokens).tolist()
@@ -327,11 +321,8 @@ def test_tokens_of_a_draft_are_no_requests_and_are_not_priced(tmp_path):
 
 def test_a_server_of_prompts_alone_is_told_as_that(tmp_path):
     """Of a disaggregated server: here decode is labelled as prompts."""
-    traces = altered_captures.read(SHIPPED / "pp4_split")
-    prompts = altered_captures.relabelled(
-        lambda label: f"execute_context_{label[3]}({label[4]})_generation_0(0)"
-    )
-    altered_captures.write(altered_captures.each(prompts)(traces), tmp_path)
+    prompts = relabelled(lambda label: f"execute_context_{label[3]}({label[4]})_generation_0(0)")
+    alter(SHIPPED / "pp4_split", each(prompts), tmp_path)
     analysis = debubble.analyse(tmp_path)
     assert {part.phase for part in analysis.phases} == {"prefill"}
     with pytest.raises(NoFit, match="no predictions for servers of prompts only"):

@@ -1,67 +1,37 @@
 """Captures of a server, cut and changed: what is said of them may be less, not wrong."""
 
-import gzip
-import json
-import re
+from support.traces.documents import drop, load_all, save
+from support.vllm_count import LABEL, labels_of
 
 HOST = {"cuda_runtime", "cuda_driver", "cpu_op", "user_annotation", "cpu_instant_event"}
-LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
 
 
-def read(folder):
-    """The traces of a capture, by rank."""
-    found = {}
-    for path in folder.glob("rank*.json.gz"):
-        with gzip.open(path) as file:
-            found[int(path.name.removeprefix("rank").partition(".")[0])] = json.load(file)
-    return dict(sorted(found.items()))
-
-
-def write(traces, folder):
-    for rank, trace in traces.items():
-        with gzip.open(folder / f"rank{rank}.json.gz", "wt", compresslevel=1) as file:
-            json.dump(trace, file)
+def alter(recording, change, folder):
+    """Write a changed copy of a capture."""
+    save(change(load_all(recording)), folder)
 
 
 def keep(trace, wanted):
     """Keep what the host did at wanted moments, and what it launched then."""
-    inside = [e for e in trace["traceEvents"] if e.get("cat") in HOST and wanted(e["ts"])]
-    launched = {event.get("args", {}).get("correlation") for event in inside} - {None}
-    trace["traceEvents"] = inside + [
-        event
-        for event in trace["traceEvents"]
-        if event.get("cat") not in HOST
-        and ("ts" not in event or event.get("args", {}).get("correlation") in launched)
-    ]
-
-
-def labels_of(trace):
-    """When each label of a batch begins and ends, and what it says."""
-    return sorted(
-        (event["ts"], event["ts"] + event["dur"], LABEL.match(event["name"]))
-        for event in trace["traceEvents"]
-        if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
+    host = [e for e in trace["traceEvents"] if e.get("cat") in HOST]
+    launched = {e.get("args", {}).get("correlation") for e in host if wanted(e["ts"])} - {None}
+    drop(
+        trace,
+        lambda e: (
+            not wanted(e["ts"])
+            if e.get("cat") in HOST
+            else "ts" in e and e.get("args", {}).get("correlation") not in launched
+        ),
     )
 
 
-def cut(first, last):
-    """Keep a part of a host's time, from one share of it to another."""
+def cut(first, last, *, keeps=True):
+    """Keep a part of a host's time, from one share of it to another, or leave it out."""
 
     def change(trace):
         stamps = [event["ts"] for event in trace["traceEvents"] if event.get("cat") in HOST]
         low, length = min(stamps), max(stamps) - min(stamps)
-        keep(trace, lambda at: first <= (at - low) / length < last)
-
-    return change
-
-
-def hole(first, last):
-    """Leave out a part of a host's time."""
-
-    def change(trace):
-        stamps = [event["ts"] for event in trace["traceEvents"] if event.get("cat") in HOST]
-        low, length = min(stamps), max(stamps) - min(stamps)
-        keep(trace, lambda at: not first <= (at - low) / length < last)
+        keep(trace, lambda at: (first <= (at - low) / length < last) == keeps)
 
     return change
 
@@ -134,8 +104,8 @@ ALTERATIONS = {
     "rank 0 ends early": each(cut(0.0, 0.6), 0),
     "the last ends early": each(cut(0.0, 0.6), 3),
     "rank 1 begins late": each(cut(0.3, 1.0), 1),
-    "a hole in all": each(hole(0.45, 0.55)),
-    "a hole in rank 2": each(hole(0.45, 0.55), 2),
+    "a hole in all": each(cut(0.45, 0.55, keeps=False)),
+    "a hole in rank 2": each(cut(0.45, 0.55, keeps=False), 2),
     "five batches removed": each(without_batches(8, 5)),
     "two batches of rank 1 removed": each(without_batches(8, 2), 1),
     "begins in a prompt": each(from_a_prompt),

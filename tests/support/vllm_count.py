@@ -2,29 +2,23 @@
 
 import bisect
 import collections
-import gzip
-import json
 import re
 from pathlib import Path
 from statistics import median
 
+from support.spans import bubble_of, covered
+from support.traces.documents import launches_of, load_all, on_device
+
 LABEL = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
-DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 
 
-def events_of(path):
-    with gzip.open(path) as file:
-        return json.load(file)["traceEvents"]
-
-
-def union(stretches):
-    total, reach = 0.0, None
-    for begin, end in sorted(stretches):
-        if reach is None or begin > reach:
-            total, reach = total + end - begin, end
-        elif end > reach:
-            total, reach = total + end - reach, end
-    return total
+def labels_of(document):
+    """When each label of a batch begins and ends, and what it says."""
+    return sorted(
+        (event["ts"], event["ts"] + event["dur"], LABEL.match(event["name"]))
+        for event in document["traceEvents"]
+        if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
+    )
 
 
 class Count:
@@ -32,54 +26,34 @@ class Count:
 
     def __init__(self, folder):
         self.ranks = []
-        for path in sorted(Path(folder).glob("rank*.json.gz")):
-            events = events_of(path)
-            labels = sorted(
-                (event["ts"], event["ts"] + event["dur"], event["name"])
-                for event in events
-                if event.get("cat") == "user_annotation" and LABEL.match(event["name"])
-            )
-            launched = {
-                event["args"]["correlation"]: event["ts"]
-                for event in events
-                if event.get("cat") in {"cuda_runtime", "cuda_driver"}
-                and "correlation" in event.get("args", {})
-            }
+        for document in load_all(Path(folder)).values():
+            launched = launches_of(document)
             device = [
                 (
                     event["ts"],
                     event["ts"] + event["dur"],
                     "nccl" in event["name"],
-                    launched.get(event["args"].get("correlation")),
+                    launched.get(event["args"].get("correlation"), {}).get("ts"),
                 )
-                for event in events
-                if event.get("cat") in DEVICE
+                for event in on_device(document)
             ]
-            self.ranks.append((labels, device))
+            self.ranks.append((labels_of(document), device))
 
     def bubble(self):
         """Kernels and copies without NCCL's, over the span that all ranks share."""
         spans = [[(b, e) for b, e, nccl, _ in device if not nccl] for _, device in self.ranks]
         begin = max(min(b for b, _ in rank) for rank in spans)
         end = min(max(e for _, e in rank) for rank in spans)
-        busy = [
-            union((max(b, begin), min(e, end)) for b, e in rank if b < end and e > begin)
-            for rank in spans
-        ]
-        return 1 - sum(busy) / len(busy) / (end - begin)
+        return bubble_of(spans, begin, end)
 
     def tokens(self):
         """Of the first rank's turns, in their order."""
-        return [
-            int(found[2]) + int(found[4])
-            for _, _, name in self.ranks[0][0]
-            if (found := LABEL.match(name))
-        ]
+        return [int(label[2]) + int(label[4]) for _, _, label in self.ranks[0][0]]
 
     def phases(self):
         found = collections.Counter()
-        for _, _, name in self.ranks[0][0]:
-            prompts, decoded = (int(LABEL.match(name)[group]) for group in (2, 4))
+        for _, _, label in self.ranks[0][0]:
+            prompts, decoded = int(label[2]), int(label[4])
             if prompts or decoded:
                 found["mixed" if prompts and decoded else "prefill" if prompts else "decode"] += 1
         return found
@@ -102,9 +76,9 @@ class Count:
             kernels = self.kernels_of(rank)
             found.append(
                 median(
-                    union(kernels[turn]) / 1000
-                    for turn, (_, _, name) in enumerate(labels)
-                    if LABEL.match(name)[1] == "0" and LABEL.match(name)[3] != "0" and kernels[turn]
+                    covered(kernels[turn]) / 1000
+                    for turn, (_, _, label) in enumerate(labels)
+                    if label[1] == "0" and label[3] != "0" and kernels[turn]
                 )
             )
         return found
@@ -115,9 +89,8 @@ class Count:
         Both hosts take the same turns in the same order, and vLLM begins all captures at one turn.
         """
         (first, _), (last, _) = self.ranks[0], self.ranks[-1]
-        assert [name for *_, name in first][: len(last)] == [name for *_, name in last][
-            : len(first)
-        ]
+        names = [[label.string for _, _, label in labels] for labels in (first, last)]
+        assert all(one == other for one, other in zip(*names, strict=False))
         kernels = self.kernels_of(len(self.ranks) - 1)
         given = [turn for turn, size in enumerate(self.tokens()) if size]
         left = {turn: max(end for _, end in kernels[turn]) for turn in given if kernels[turn]}

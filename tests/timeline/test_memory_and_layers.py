@@ -128,14 +128,6 @@ def test_nothing_is_counted_where_stages_contradict_each_other():
     assert counted([]) == []
 
 
-def test_layers_are_counted_where_a_device_is_given_other_kernels():
-    slow = ["nvjet_other" if name.startswith("nvjet") else name for name in LAYER]
-    layers, _ = layers_of([EMBEDDING + LAYER * 2, LAYER * 2, slow * 2, LAYER * 2 + HEAD])
-    assert [layers[stage].layers for stage in range(4)] == [2, 2, 2, 2]
-    # The last product of all, which differs, is taken for what follows them.
-    assert [layers[stage].layer_ns for stage in range(4)] == [900 * (len(LAYER) - 0.5)] * 4
-
-
 def test_what_layers_take_backward_is_told_where_as_many_are_found_there():
     backward = ["act_grad", "nvjet_grad", "act_grad", "norm_grad"]
     forwards = [EMBEDDING + LAYER, LAYER * 2, LAYER + HEAD]

@@ -12,7 +12,6 @@ from debubble.simulate.theory import bubble_fraction
 from debubble.timeline.build import build_run
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.fleet.survey import Question, measure_run
-from debubble.timeline.model import PassKind
 from debubble.trace.run import find_run, read_run
 
 HEADER = "step,pipeline,stage,microbatch,op,start_us,duration_us"
@@ -249,19 +248,6 @@ def test_a_table_without_passes_has_no_pipeline(tmp_path):
         table(tmp_path, ["0,0,0,-1,optimizer,0,5"])
 
 
-def test_the_production_job_waits_as_its_authors_found(public_data):
-    timeline = build_run(read_run(find_run([str(public_data / "bytedance-straggler-ST")])))
-    assert timeline.pipelines == (0, 1)
-    for pipeline in timeline.pipelines:
-        figures = measure_pipeline(timeline, pipeline)
-        assert figures.bubble_fraction == pytest.approx(0.515, abs=0.005)
-        assert (figures.microbatches, figures.schedule) == (4, "1f1b")
-        assert len(figures.windows) == 32
-        slow = {(one.stage, one.kind): one.median_ns for one in figures.stages}
-        assert slow[3, PassKind.F] > 2 * slow[0, PassKind.F]
-    assert bubble_fraction(4, 4) == pytest.approx(0.429, abs=0.001)
-
-
 def test_a_send_and_a_receive_in_one_interval_are_one_exchange(public_data):
     timeline = build_run(read_run(find_run([str(public_data / "bytedance-straggler-ST")])))
     assert timeline.transfers.fused.any()
@@ -301,14 +287,6 @@ def test_the_host_of_a_slow_device_is_said(tmp_path):
     analysis = debubble.analyse(str(path))
     [named] = [one for one in analysis.causes if one.cause == "worker"]
     assert "the device of rank 3 on node1 is slow" in say_cause(analysis.ledger, named)
-
-
-def test_the_first_step_of_a_job_that_counts_from_one_is_cold(tmp_path):
-    rows = equal_stages(2, 3, step=1, forward=40)
-    for step in (2, 3, 4):
-        rows += equal_stages(2, 3, step=step, origin=1000 * step)
-    figures = measure_pipeline(table(tmp_path, rows), 0)
-    assert [window.step for window in figures.windows] == [2, 3, 4]
 
 
 def test_chunks_in_a_v_are_told_by_the_way_that_microbatches_go(tmp_path):

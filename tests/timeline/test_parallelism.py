@@ -43,19 +43,6 @@ def groups(**sizes):
     ]
 
 
-def test_megatrons_groups_tell_it_and_its_sizes():
-    found = divide(
-        groups(
-            PIPELINE_MODEL_PARALLEL_GROUP=4,
-            TENSOR_MODEL_PARALLEL_GROUP=2,
-            DATA_PARALLEL_GROUP=8,
-            DATA_PARALLEL_GROUP_WITH_CP=16,
-            CONTEXT_PARALLEL_GROUP=2,
-        )
-    )
-    assert found == Parallelism(framework="megatron", tensor=2, context=2, data=8)
-
-
 def test_torchtitans_meshes_tell_it_and_other_meshes_do_not():
     meshes = groups(mesh_pp=2, mesh_batch=2, mesh_fsdp=2, mesh_tp=1)
     assert divide(meshes).framework is None
@@ -67,8 +54,6 @@ def test_torchtitans_meshes_tell_it_and_other_meshes_do_not():
     ("framework", "shape", "sizes"),
     [
         ("megatron", "1024x2x4096", (2, 1024)),
-        ("torchtitan", "2x1024x4096", (2, 1024)),
-        ("deepspeed", "2x1024x4096", (2, 1024)),
         (None, "2x1024x4096", (None, None)),
         ("megatron", "4096", (None, None)),
         ("megatron", "", (None, None)),
@@ -77,9 +62,3 @@ def test_torchtitans_meshes_tell_it_and_other_meshes_do_not():
 def test_messages_tell_samples_and_tokens_in_the_frameworks_own_order(framework, shape, sizes):
     found = read_shapes(Parallelism(framework=framework), {shape: 3, "9": 8} if shape else {})
     assert (found.microbatch_size, found.sequence) == sizes
-
-
-def test_of_tokens_that_differ_the_mean_is_told_over_all_ranks_of_a_sample():
-    shapes = {"512x1x4096": 8, "1536x1x4096": 8, "3": 16}
-    found = read_shapes(Parallelism(framework="megatron", context=2), shapes)
-    assert (found.microbatch_size, found.sequence) == (1, 2048)

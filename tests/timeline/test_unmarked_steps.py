@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 from support.simulator.analysis import EARLY, FUSED, names_of, setup_of, simulated, true_names
 from support.simulator.devices import Play, true_bubbles
@@ -13,6 +9,9 @@ from support.simulator.written_traces import Clock, Writing, write_run
 from support.traces.read_once import read_recording
 from support.traces.recordings import recorded_run
 from support.traces.trimmed import captured, in_step_with_device, without_marks
+from timeline.test_recorded_runs import RUNS as RECORDED_RUNS
+from timeline.test_simulated_runs import RUNS as SIMULATED_RUNS
+from timeline.test_steps_left_out import run_of
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -20,44 +19,18 @@ from debubble.timeline.steps import find_steps
 from debubble.trace.run import find_run, read_run
 
 MS = 1_000_000
-RECORDED = [
-    "1f1b_m8",
-    "1f1b_m8_split3337",
-    "1f1b_m8_slow23",
-    "1f1b_p2_m4",
-    "1f1b_p3_m7",
-    "gpipe_m8",
-    "zbv_m8",
-    "fwd_closed_m4",
-    "fwd_closed_m8",
-    "fwd_closed_m8_t512",
-    "fwd_closed_m8_slow12",
-]
-# schedule, ranks, microbatches, how messages behave, labels
+# Of forward passes alone, nothing but a label parts a step from a stream.
 SIMULATED = [
-    ("forward-only", 2, 2, {}, "simple"),
-    ("gpipe", 4, 8, {}, "simple"),
-    ("gpipe", 5, 4, EARLY, "none"),
-    ("gpipe", 3, 1, {}, "none"),
-    ("1f1b", 2, 2, FUSED, "none"),
-    ("1f1b", 3, 2, FUSED, "none"),
-    ("1f1b", 4, 8, FUSED, "none"),
-    ("1f1b", 4, 8, FUSED | {"run_ahead": False}, "none"),
-    ("1f1b", 3, 6, FUSED | {"recompute": True}, "none"),
-    ("1f1b", 5, 7, FUSED | {"buffered": True}, "none"),
-    ("1f1b", 2, 6, EARLY, "none"),
-    ("interleaved-1f1b", 3, 6, EARLY, "runtime"),
-    ("looped-bfs", 4, 5, {"buffered": True}, "runtime"),
-    ("zb-h1", 4, 6, {"buffered": True}, "runtime"),
-    ("zb-h2", 5, 12, EARLY, "runtime"),
-    ("interleaved-zb", 4, 8, EARLY, "runtime"),
-    ("zbv", 4, 8, EARLY, "runtime"),
-    ("dualpipe-v", 3, 8, EARLY, "runtime"),
+    *(run for run in SIMULATED_RUNS if run[0] != "forward-only" or run[5] == "simple"),
+    ("gpipe", 3, 1, False, {}, "none"),
+    ("1f1b", 4, 8, False, FUSED | {"run_ahead": False}, "none"),
+    ("1f1b", 3, 6, False, FUSED | {"recompute": True}, "none"),
+    ("1f1b", 2, 6, False, EARLY, "none"),
 ]
 EACH_SIMULATED = pytest.mark.parametrize(
-    ("name", "ranks", "microbatches", "behaviour", "labels"),
+    ("name", "ranks", "microbatches", "even", "behaviour", "labels"),
     SIMULATED,
-    ids=["-".join(map(str, (*run[:3], *run[3], run[4]))) for run in SIMULATED],
+    ids=["-".join(map(str, (*run[:3], *run[4], run[5]))) for run in SIMULATED],
 )
 
 
@@ -79,7 +52,7 @@ def assert_alike(found, marked):
     assert found.batch_latency_ns == pytest.approx(marked.batch_latency_ns, rel=0.001)
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", RECORDED_RUNS)
 def test_recorded_runs_measure_the_same_without_their_marks(name):
     marked, _ = analyse(traces_of(name))
     found, codes = analyse([without_marks(trace) for trace in traces_of(name)])
@@ -90,9 +63,9 @@ def test_recorded_runs_measure_the_same_without_their_marks(name):
 @pytest.mark.slow
 @EACH_SIMULATED
 def test_simulated_runs_measure_the_same_without_their_marks(
-    name, ranks, microbatches, behaviour, labels, tmp_path
+    name, ranks, microbatches, even, behaviour, labels, tmp_path
 ):
-    setup = setup_of(name, ranks, microbatches, even=False, steps=3, **behaviour)
+    setup = setup_of(name, ranks, microbatches, even=even, steps=3, **behaviour)
     found = simulated(tmp_path, setup, labels=labels, marks=False)
     assert sorted(names_of(found)) == sorted(true_names(found))
     assert found.figures.microbatches == microbatches
@@ -108,10 +81,10 @@ def test_simulated_runs_measure_the_same_without_their_marks(
 @pytest.mark.slow
 @EACH_SIMULATED
 def test_clocks_that_are_off_do_not_hide_the_rhythm(
-    name, ranks, microbatches, behaviour, labels, tmp_path
+    name, ranks, microbatches, even, behaviour, labels, tmp_path
 ):
-    setup = setup_of(name, ranks, microbatches, even=False, steps=3, **behaviour)
-    skews = (0, 50 * MS, -50 * MS, 37 * MS, -21 * MS)
+    setup = setup_of(name, ranks, microbatches, even=even, steps=3, **behaviour)
+    skews = (0, 50 * MS, -50 * MS, 37 * MS, -21 * MS, 13 * MS)
     clocks = [Clock(skew_ns=skew) for skew in skews[:ranks]]
     found = simulated(tmp_path, setup, labels=labels, clocks=clocks, marks=False)
     assert sorted(names_of(found)) == sorted(true_names(found))
@@ -141,18 +114,9 @@ def test_one_microbatch_after_the_other_is_a_server_and_stays_a_stream(labels, t
     assert "steps_inferred" not in [gap.code for gap in found.gaps]
 
 
-@cache
-def play_four_steps(name, labels):
-    play = Play(setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b"))
-    with TemporaryDirectory() as folder:
-        write_run(play, Path(folder), Writing(labels=labels))
-        return play, read_run(find_run([folder])).ranks
-
-
 def run_of_four_steps(name, labels):
-    """Return a run and its traces, in a list of one's own."""
-    play, traces = play_four_steps(name, labels)
-    return play, list(traces)
+    behaviour = {"run_ahead": False, "fused": name == "1f1b"}
+    return run_of(name, labels, behaviour, steps=4)
 
 
 def begins_of(traces):
@@ -161,7 +125,7 @@ def begins_of(traces):
 
 
 @pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
-@pytest.mark.parametrize("late", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("late", [(0,), (1,), (3,), (0, 1, 2, 3)])
 def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(name, labels, late):
     play, traces = run_of_four_steps(name, labels)
     begins = begins_of(traces)
@@ -172,7 +136,7 @@ def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(name
     figures, codes = analyse([without_marks(trace) for trace in traces])
     bubbles = [window.bubble_fraction for window in figures.windows]
     assert bubbles == pytest.approx(true_bubbles(play)[1:], abs=0.001)
-    assert (figures.schedule, figures.microbatches) == (name, 6)
+    assert (figures.schedule, figures.microbatches) == (name, 8)
     assert sorted(codes) == ["cut_steps", "steps_inferred"]
 
 
@@ -191,7 +155,7 @@ def test_a_rhythm_that_is_none_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
-@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("late", [0, 1, 3])
 def test_ranks_captured_from_different_steps_on_are_joined_step_by_step(name, labels, late):
     play, traces = run_of_four_steps(name, labels)
     second = int(begins_of(traces)[late][1])

@@ -12,7 +12,18 @@ from functools import partial
 from itertools import pairwise
 from random import Random
 
-from variants.resimulate import CALLS, ON_DEVICE, Documents, Event, Replay, Speeds, is_compute
+from support.traces.documents import (
+    CALLS,
+    ON_DEVICE,
+    Documents,
+    Event,
+    drop,
+    drop_these,
+    is_compute,
+    launches_of,
+    on_device,
+)
+from variants.resimulate import Replay, Speeds
 
 Variant = Callable[[Replay], Documents]
 Edit = Callable[[Event, Random], None]
@@ -26,46 +37,18 @@ def faster(**speeds: object) -> Variant:
     return lambda replay: replay.run(Speeds(**speeds))
 
 
-def edited(edit: Edit, ranks: Callable[[list[int]], Iterable[int]] = list) -> Variant:
-    """Run again, and write the traces of some ranks otherwise."""
+def edited(
+    edit: Edit, ranks: Callable[[list[int]], Iterable[int]] = list, **speeds: object
+) -> Variant:
+    """Run again, maybe at other speeds, and write the traces of some ranks otherwise."""
 
     def make(replay: Replay) -> Documents:
-        documents = replay.run()
+        documents = replay.run(Speeds(**speeds))
         for rank in ranks(sorted(documents)):
             edit(documents[rank], Random(rank))  # noqa: S311 (no secret)
         return documents
 
     return make
-
-
-def both(speeds: Variant, edit: Edit) -> Variant:
-    """Run again at other speeds, and write the traces otherwise."""
-
-    def make(replay: Replay) -> Documents:
-        documents = speeds(replay)
-        for rank, document in documents.items():
-            edit(document, Random(rank))  # noqa: S311 (no secret)
-        return documents
-
-    return make
-
-
-def middle_of(replay: Replay) -> float:
-    kernels = replay.kernels[min(replay.kernels)]
-    return (kernels[0]["ts"] + kernels[-1]["ts"]) / 2
-
-
-def on_device(document: Event) -> list[Event]:
-    work = [e for e in document["traceEvents"] if e.get("cat") in ON_DEVICE and e["ph"] == "X"]
-    return sorted(work, key=lambda e: e["ts"])
-
-
-def launches_of(document: Event) -> dict[int, Event]:
-    return {
-        event["args"]["correlation"]: event
-        for event in document["traceEvents"]
-        if event.get("cat") in CALLS and "correlation" in event.get("args", {})
-    }
 
 
 def marks_of(document: Event) -> list[Event]:
@@ -74,45 +57,39 @@ def marks_of(document: Event) -> list[Event]:
     return sorted(marks, key=lambda e: e["ts"])
 
 
-def drop(document: Event, gone: Callable[[Event], bool]) -> None:
-    document["traceEvents"] = [e for e in document["traceEvents"] if not gone(e)]
-
-
 # Devices, hosts and links of other speeds.
 
 
-def from_the_middle(replay: Replay, value: Callable[[Random], float], rank: int) -> Documents:
-    half, random = middle_of(replay), Random(3)  # noqa: S311 (no secret)
-    chosen = sorted(replay.kernels)[rank]
-    return replay.run(
-        Speeds(device=lambda r, at, _: value(random) if r == chosen and at > half else 1.0)
-    )
-
-
-def drifting(replay: Replay) -> Documents:
-    """One device is throttled more and more."""
+def share_of(replay: Replay) -> Callable[[float], float]:
+    """Return which share of the run is over at a moment."""
     kernels = replay.kernels[min(replay.kernels)]
     begin, end = kernels[0]["ts"], kernels[-1]["ts"]
-    chosen = max(replay.kernels)
+    return lambda at: (at - begin) / (end - begin)
+
+
+def throttled(replay: Replay, factor: Callable[[float], float], rank: int) -> Documents:
+    """One device is slower by a factor, given the share of the run that is over."""
+    share, chosen = share_of(replay), sorted(replay.kernels)[rank]
+    return replay.run(Speeds(device=lambda r, at, _: factor(share(at)) if r == chosen else 1.0))
+
+
+def from_the_middle(share: float) -> float:
+    return 1.4 if share > 0.5 else 1.0
+
+
+def slower_links(
+    replay: Replay, more_us: float, ways: tuple[tuple[int, int], ...] = ()
+) -> Documents:
+    """From the middle on messages take longer: all of them, or those between two places."""
+    share, ranks = share_of(replay), sorted(replay.kernels)
+    slow = [(ranks[source], ranks[destination]) for source, destination in ways]
     return replay.run(
         Speeds(
-            device=lambda r, at, _: 1 + 0.5 * (at - begin) / (end - begin) if r == chosen else 1.0
+            wire=lambda source, destination, at: (
+                more_us if share(at) > 0.5 and (not slow or (source, destination) in slow) else 0.0
+            )
         )
     )
-
-
-def slower_link(replay: Replay, more_us: float, both_ways: bool) -> Documents:
-    half = middle_of(replay)
-    ranks = sorted(replay.kernels)
-    ways = [tuple(ranks[:2]), *([tuple(ranks[1::-1])] if both_ways else [])]
-    return replay.run(
-        Speeds(wire=lambda s, d, at: more_us if (s, d) in ways and at > half else 0.0)
-    )
-
-
-def slower_links(replay: Replay) -> Documents:
-    half = middle_of(replay)
-    return replay.run(Speeds(wire=lambda _s, _d, at: 10_000.0 if at > half else 0.0))
 
 
 def jitter(replay: Replay) -> Documents:
@@ -223,7 +200,7 @@ def graphs(document: Event, _: Random, *, nodes: bool = True) -> None:
             runs.append([(launch, event)])
         else:
             runs[-1].append((launch, event))
-    gone = set()
+    gone = []
     for number, run in enumerate(run for run in runs if len(run) >= 4):
         graph, first = 1_000_000 + number, run[0][0]
         first |= {"name": "cudaGraphLaunch", "dur": round(8 + 0.3 * len(run), 3)}
@@ -232,8 +209,8 @@ def graphs(document: Event, _: Random, *, nodes: bool = True) -> None:
             event["args"]["correlation"] = graph
             if nodes:
                 event["args"] |= {"graph node id": node, "graph id": 17}
-            gone |= {id(launch)} - {id(first)}
-    drop(document, lambda event: id(event) in gone)
+            gone += [launch] if launch is not first else []
+    drop_these(document, gone)
 
 
 def streams(document: Event, _: Random, *, many: int) -> None:
@@ -362,13 +339,13 @@ def other_shapes(document: Event, random: Random, *, share: float) -> None:
     """Of the last step, some short kernels did not run, nor were they launched."""
     launches, marks = launches_of(document), marks_of(document)
     since = marks[-1]["ts"] if marks else 0.0
-    gone = set()
+    gone = []
     for event in document["traceEvents"]:
         launch = launches.get(event.get("args", {}).get("correlation"))
         short = is_compute(event) and event["dur"] < _SHORT_US
         if short and launch and launch["ts"] >= since and random.random() < share:
-            gone |= {id(event), id(launch)}
-    drop(document, lambda event: id(event) in gone)
+            gone += [event, launch]
+    drop_these(document, gone)
 
 
 def other_experts(document: Event, random: Random) -> None:
@@ -476,18 +453,18 @@ HEALTHY: dict[str, Variant] = {
     "host_slow": faster(host=3.0),
     "host_fast": faster(host=1 / 3),
     "pause_300ms": partial(pauses, length_us=3e5, times=1),
-    "throttled": partial(from_the_middle, value=lambda _: 1.4, rank=1),
-    "throttled_last": partial(from_the_middle, value=lambda _: 1.4, rank=-1),
+    "throttled": partial(throttled, factor=from_the_middle, rank=1),
+    "throttled_last": partial(throttled, factor=from_the_middle, rank=-1),
     "uneven_microbatches": uneven_microbatches,
-    "link_3ms": partial(slower_link, more_us=3000.0, both_ways=False),
-    "link_3ms_both_ways": partial(slower_link, more_us=3000.0, both_ways=True),
-    "links_10ms": slower_links,
+    "link_3ms": partial(slower_links, more_us=3000.0, ways=((0, 1),)),
+    "link_3ms_both_ways": partial(slower_links, more_us=3000.0, ways=((0, 1), (1, 0))),
+    "links_10ms": partial(slower_links, more_us=10_000.0),
     "jitter": jitter,
     "tiny": edited(tiny),
-    "tiny_3x": both(faster(device=lambda *_: 1 / 3), tiny),
+    "tiny_3x": edited(tiny, device=lambda *_: 1 / 3),
     "graphs": edited(graphs),
     "graphs_without_nodes": edited(partial(graphs, nodes=False)),
-    "graphs_3x": both(faster(device=lambda *_: 1 / 3), graphs),
+    "graphs_3x": edited(graphs, device=lambda *_: 1 / 3),
     "graphs_of_one_rank": edited(graphs, second),
     "overlap_200us": edited(partial(overlap, us=(60, 200))),
     "overlap_6us": edited(partial(overlap, us=(2, 6))),
@@ -539,7 +516,7 @@ KEPT_BACK: dict[str, Variant] = {
     "back_experts": edited(other_experts, second),
     "back_shapes_first": edited(partial(other_shapes, share=0.2), lambda ranks: ranks[:1]),
     "back_pauses": partial(pauses, length_us=5e4, times=6),
-    "back_drift": drifting,
+    "back_drift": partial(throttled, factor=lambda share: 1 + 0.5 * share, rank=-1),
     "back_clocks_1ms": edited(partial(other_clock, most_ns=1.5e6)),
     "back_clocks_8s": edited(partial(other_clock, most_ns=8e9), second),
     "back_whole_10us": edited(partial(rounded, us=10.0)),
@@ -547,6 +524,6 @@ KEPT_BACK: dict[str, Variant] = {
     "back_streams_5": edited(partial(streams, many=5), second),
     "back_threads": edited(calls_of_another_thread, last),
     "back_triton_one": edited(partial(renamed, names=TRITON), second),
-    "back_tiny_slow": both(faster(host=1.7), tiny),
+    "back_tiny_slow": edited(tiny, host=1.7),
 }
 """Those that were looked at once the rules were done."""

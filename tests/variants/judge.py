@@ -22,9 +22,11 @@ if str(TESTS) not in sys.path:
     sys.path.insert(0, str(TESTS))
 
 import numpy as np
+from support.spans import bubble_of
+from support.traces.documents import ON_DEVICE, Documents, on_device, save
 from support.traces.recordings import DATA, SHARED
 from variants.healthy import HEALTHY, KEPT_BACK, Variant, faster
-from variants.resimulate import ON_DEVICE, Documents, Replay, save
+from variants.resimulate import Replay
 
 import debubble
 from debubble.cli.gates import judge_bubbles
@@ -63,10 +65,7 @@ def know(replay: Replay, folder: Path) -> Known:
         mine = passes.where(passes.rank == line.rank)
         order = np.argsort(mine.start_ns)
         starts, ends, steps = mine.start_ns[order], mine.end_ns[order], mine.step[order]
-        work = sorted(
-            (e for e in documents[line.rank]["traceEvents"] if e.get("cat") in ON_DEVICE),
-            key=lambda e: e["ts"],
-        )
+        work = on_device(documents[line.rank])
         base = first_ns[line.rank] - round(work[0]["ts"] * 1000) + line.clock_offset_ns
         for event in work:
             middle = base + round((event["ts"] + event["dur"] / 2) * 1000)
@@ -97,14 +96,7 @@ def count(documents: Documents, known: Known) -> dict[int, tuple[float, float]]:
                 window[:] = min(window[0], begin), max(window[1], end)
     counted = {}
     for step, (first, final) in windows.items():
-        busy = 0.0
-        for spans in occupied.values():
-            reach = first
-            for begin, end in sorted(spans):
-                busy += max(min(end, final) - max(begin, reach), 0.0)
-                reach = max(reach, min(end, final))
-        whole = len(occupied) * (final - first)
-        counted[step] = (1 - busy / whole, final - first)
+        counted[step] = bubble_of(occupied.values(), first, final), final - first
     return counted
 
 

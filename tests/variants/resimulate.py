@@ -7,7 +7,6 @@ ended, each as closely as in the recording; a message ends one wire time after b
 
 from __future__ import annotations
 
-import gzip
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -15,53 +14,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from support.traces.documents import (
+    Documents,
+    Event,
+    drop,
+    is_compute,
+    launches_of,
+    load_all,
+    on_device,
+)
 
 import debubble
 
-Event = dict[str, Any]
-Documents = dict[int, Event]
-
-ON_DEVICE = ("kernel", "gpu_memset", "gpu_memcpy")
-CALLS = ("cuda_runtime", "cuda_driver")
 _DERIVED = ("ac2g", "fwdbwd", "gpu_user_annotation", "Trace")
 _WAITS = re.compile(r"Synchronize|cudaMemcpy$")
 # What a device or a host needs from one thing to the next, in us; gaps beyond it have a cause.
 _LAUNCH_US, _NEXT_US, _RETURN_US, _LEAST_US = 6.0, 2.0, 5.0, 1.6
 
 
-def is_compute(event: Event) -> bool:
-    """Tell a kernel that is none of NCCL's."""
-    return event.get("cat") == "kernel" and "nccl" not in event["name"].lower()
-
-
-def load(folder: Path) -> Documents:
-    """Return the document of each rank, without events that no reader keeps beside kernels."""
-    documents = {}
-    for file in files_of(folder):
-        document = msgspec.json.decode(gzip.decompress(file.read_bytes()))
-        kept = [event for event in document["traceEvents"] if not _is_useless(event)]
-        documents[int(document["distributedInfo"]["rank"])] = {**document, "traceEvents": kept}
-    return documents
-
-
 def _is_useless(event: Event) -> bool:
+    """Tell what no reader keeps beside kernels."""
     category = event.get("cat")
     talks = event["name"].startswith(("c10d::", "record_param_comms"))
     return category in _DERIVED or (category == "cpu_op" and not talks)
-
-
-def files_of(folder: Path) -> list[Path]:
-    """Return the traces of a folder, not what was measured beside them."""
-    files = sorted(folder.glob("*.json.gz"))
-    return [file for file in files if not file.name.startswith("truth")]
-
-
-def save(documents: Documents, folder: Path) -> None:
-    """Write a variant."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for rank, document in documents.items():
-        (folder / f"rank{rank}.json").write_bytes(msgspec.json.encode(document))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,23 +56,18 @@ class Replay:
     """A recording, taken apart so that it can be run again."""
 
     def __init__(self, folder: Path) -> None:
-        self.documents = load(folder)
+        self.documents = load_all(folder)
+        for document in self.documents.values():
+            drop(document, _is_useless)
         analysis = debubble.analyse(str(folder))
         self.timeline = analysis.timeline
         first_ns = {trace.rank: int(trace.kernels.start_ns[0]) for trace in analysis.traces}
-        self.kernels: dict[int, list[Event]] = {}
-        self.launches: dict[int, dict[int, Event]] = {}
-        self.base_ns: dict[int, int] = {}
-        for rank, document in self.documents.items():
-            events = document["traceEvents"]
-            work = [e for e in events if e.get("cat") in ON_DEVICE and e["ph"] == "X"]
-            self.kernels[rank] = sorted(work, key=lambda e: e["ts"])
-            self.launches[rank] = {
-                event["args"]["correlation"]: event
-                for event in events
-                if event.get("cat") in CALLS and "correlation" in event.get("args", {})
-            }
-            self.base_ns[rank] = first_ns[rank] - round(self.kernels[rank][0]["ts"] * 1000)
+        self.kernels = {rank: on_device(one) for rank, one in self.documents.items()}
+        self.launches = {rank: launches_of(one) for rank, one in self.documents.items()}
+        self.base_ns = {
+            rank: first_ns[rank] - round(kernels[0]["ts"] * 1000)
+            for rank, kernels in self.kernels.items()
+        }
         self.sides = self._sides_of_messages()
 
     def _sides_of_messages(self) -> dict[tuple[int, int], list[tuple[int, int, int, int]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
 
 import pytest
 from support.processes import PATIENCE_S
@@ -95,11 +94,3 @@ def test_a_stream_is_measured_and_says_why_it_has_no_plan(tmp_path):
     assert finding.plan is None
     assert "prompts only" in finding.no_plan
     assert analysed(recorded("fwd_closed_m4")).finding.no_plan == ""
-
-
-def test_a_server_gets_a_plan_for_the_traffic_that_it_had():
-    folder = Path(__file__).parents[1] / "data" / "serving" / "u3337"
-    finding = analysed(sorted(folder.glob("rank*.json.gz"))).finding
-    assert finding.plan.change == "layers 4,4,4,4"
-    assert finding.plan.gain > 0.1
-    assert finding.causes["imbalance"] > 0.3

@@ -64,3 +64,20 @@ class Setting:
     """Replicas of the model, each with a share of the batch."""
     order_file: str = "order.csv"
     """What a text calls the file that has its order of passes, where it needs one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSetting:
+    """What an engine that serves is to be told; None is what is left as it is."""
+
+    stages: int
+    layers: tuple[int, ...] | None = None
+    """Of each stage."""
+    in_flight: int | None = None
+    """Batches that are under way at once."""
+    requests_a_batch: int | None = None
+    """Most requests in a batch."""
+    chunk: int | None = None
+    """Most tokens of prompts in a batch."""
+    answers_a_batch: int | None = None
+    """Requests that a chunk shares its batch with, a token each; for engines that count both."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 import msgspec
 
 from debubble.errors import UsageError
+from debubble.plan.change import ServingSetting
 from debubble.plan.emit import EMITTERS, emit, emit_serving, refusal_of
 from debubble.plan.emit.order_file import order_beside
 from debubble.plan.plan import Plan
 from debubble.plan.server import ServerOption
-from debubble.plan.serving import ServingSetting
 from debubble.serving.model import ServerModel
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from types import ModuleType, SimpleNamespace
 
-import pytest
 from hypothesis import given
 from support.emitted_text import setting_for, splits
 
-from debubble.errors import UsageError
 from debubble.plan.change import Change, Setting
 from debubble.plan.emit import emit
 
@@ -67,16 +65,3 @@ def test_a_held_batch_makes_the_microbatch_smaller():
     config = {"train_micro_batch_size_per_gpu": 4}
     run_text(emit("deepspeed", Change(microbatches=16, hold="batch"), RUN), config=config)
     assert config == {"gradient_accumulation_steps": 16, "train_micro_batch_size_per_gpu": 2}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (Change(schedule="gpipe"), "to run gpipe"),
-        (Change(schedule="zbv"), "to run zbv"),
-        (Change(overlap=True), "to overlap transfers"),
-    ],
-)
-def test_what_deepspeed_lacks_is_refused(change, message):
-    with pytest.raises(UsageError, match=message):
-        emit("deepspeed", change, RUN)

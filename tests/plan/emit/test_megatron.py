@@ -105,15 +105,6 @@ def test_a_held_batch_changes_the_size_of_microbatches_alone():
     assert "--micro-batch-size" in flags
 
 
-@pytest.mark.parametrize("framework", ["megatron", "nemo"])
-@pytest.mark.parametrize(
-    "schedule", ["gpipe", "forward-only", "looped-bfs", "zb-h1", "zbv", "dualpipe-v"]
-)
-def test_schedules_that_megatron_lacks_are_refused(framework, schedule):
-    with pytest.raises(UsageError, match=f"has no setting to run {schedule}"):
-        emit(framework, Change(schedule=schedule), RUN)
-
-
 @given(st.integers(2, 6), st.integers(1, 40))
 def test_groups_of_microbatches_obey_megatron_and_are_those_of_the_order(ranks, microbatches):
     run = Setting(ranks=ranks, layers=2 * ranks, microbatches=microbatches, schedule="1f1b")
@@ -133,12 +124,6 @@ def test_groups_of_microbatches_obey_megatron_and_are_those_of_the_order(ranks, 
     assert ahead[group:] == [ranks]
 
 
-@pytest.mark.parametrize("microbatches", [3, 9, 11])
-def test_microbatches_that_make_no_equal_groups_are_refused(microbatches):
-    with pytest.raises(UsageError, match="into equal groups of 4 or more"):
-        emit("megatron", Change(microbatches=microbatches), VIRTUAL)
-
-
 def test_virtual_stages_need_a_second_rank():
     with pytest.raises(UsageError, match="no virtual stages on one rank"):
         emit(
@@ -146,13 +131,6 @@ def test_virtual_stages_need_a_second_rank():
             Change(schedule="interleaved-1f1b"),
             Setting(ranks=1, layers=4, microbatches=4),
         )
-
-
-@pytest.mark.parametrize("framework", ["megatron", "nemo"])
-@pytest.mark.parametrize("overlap", [True, False])
-def test_overlap_without_virtual_stages_is_refused(framework, overlap):
-    with pytest.raises(UsageError, match="to overlap transfers without virtual stages"):
-        emit(framework, Change(overlap=overlap), RUN)
 
 
 def test_two_ranks_with_virtual_stages_must_overlap():

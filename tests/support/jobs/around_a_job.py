@@ -6,12 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from debubble.capture.settings import INJECTED
-
-if TYPE_CHECKING:
-    from debubble.capture.settings import JobSettings
 
 SCRIPT = str(Path(__file__).with_name("plain_job.py"))
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -27,15 +21,4 @@ def run_verb(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=folder,
         env=os.environ | QUIET,
-    )
-
-
-def run_with_a_damaged_order(kind: type[JobSettings]) -> subprocess.CompletedProcess[str]:
-    """Run a process whose environment asks for something that cannot be read."""
-    return subprocess.run(
-        [sys.executable, "-c", "print('runs')"],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, kind.variable: "{", "PYTHONPATH": str(INJECTED)},
     )

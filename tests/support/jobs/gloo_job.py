@@ -1,23 +1,17 @@
-"""A real two-stage gloo pipeline that trains a little, as often as it is asked to.
-
-Each line of stdin is a job: its folder and its settings. torch is imported once, for all of them,
-and the ranks of each job are forked. A rank has its output in `outputN`, what it ended with is
-printed.
-"""
+"""A real two-stage gloo pipeline that trains a little, as often as it is asked to."""
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import resource
-import sys
-import traceback
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from support.jobs.forked_ranks import run_ranks
 from torch.distributed.pipelining import PipelineStage, schedules
 
 import debubble
@@ -77,44 +71,37 @@ def train(schedule, stages, optimizer, step):
     return [loss.item().hex() for loss in losses]
 
 
-def run_rank(store, rank, settings):
+def run_rank(folder, rank, settings):
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", store=dist.FileStore(store, RANKS), rank=rank, world_size=RANKS)
+    store = dist.FileStore(f"{folder}/store", RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     result = run(settings, rank)
-    Path(f"{store}.result{rank}").write_text(json.dumps(result), "utf-8")
+    (folder / f"result{rank}").write_text(json.dumps(result), "utf-8")
     dist.destroy_process_group()
 
 
-def fork(folder, rank, settings):
-    child = os.fork()
-    if child:
-        return child
-    os.chdir(folder)
-    output = os.open(f"output{rank}", os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    code = 1
-    try:
-        run_rank(f"{folder}/store", rank, settings)
-        code = 0
-    except BaseException:  # noqa: BLE001 (a fork must not run on into its parent's code)
-        traceback.print_exc()
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+@dataclass
+class Job:
+    codes: list[int]
+    results: list[dict | None]
+    output: list[str]
+    out: Path
+
+    def captures(self):
+        return sorted(path.name for path in self.out.iterdir())
+
+    def files(self):
+        return sorted(
+            str(path.relative_to(self.out)) for path in self.out.rglob("*") if path.is_file()
+        )
 
 
-def main():
-    for line in sys.stdin:
-        folder, settings = json.loads(line)
-        ranks = [fork(folder, rank, settings) for rank in range(RANKS)]
-        codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
-        sys.stdout.write(f"{json.dumps(codes)}\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+def run_job(folder, **settings):
+    """Run both ranks to their end; captures go to `folder/out`."""
+    out = folder / "out"
+    if settings.get("capture") is not None:
+        settings["capture"] = {"out": str(out), **settings["capture"]}
+    codes, output = run_ranks(f"{__name__}:run_rank", RANKS, folder, settings=settings)
+    files = [folder / f"result{rank}" for rank in range(RANKS)]
+    results = [json.loads(file.read_text()) if file.exists() else None for file in files]
+    return Job(codes=codes, results=results, output=output, out=out)

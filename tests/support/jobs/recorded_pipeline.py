@@ -1,7 +1,7 @@
 """The demo's pipeline as tests need it: profiled, and what its ranks saw written beside the traces.
 
-Besides what the demo has: replicas, reductions within a stage, layers and replicas that are slow,
-and a server's stream. The truth of every pass and call is the yardstick for the analysis.
+Besides what the demo has: replicas, reductions within a stage, and a server's stream. The truth of
+every pass and call is the yardstick for the analysis.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import torch
 import torch.distributed as dist
+from support.jobs.forked_ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
@@ -40,7 +41,7 @@ class Workload(demo.Workload):
 
     `replicas` runs as many pipelines side by side and adds up their gradients; `reduce_kib` makes
     every forward pass of a stage end in an all-reduce of that size between them, as tensor
-    parallelism does; `replica_scale` stretches all layers of single replicas. With `in_flight` the
+    parallelism does. With `in_flight` the
     ranks are a server: a step is one batch, and the first rank starts a new one whenever fewer than
     so many are unanswered. Without `mark_steps` the profiler is told nothing of steps, as in a
     serving engine.
@@ -49,7 +50,6 @@ class Workload(demo.Workload):
     warmup: int = 2
     replicas: int = 1
     reduce_kib: int = 0
-    replica_scale: tuple[float, ...] | None = None
     in_flight: int | None = None
     mark_steps: bool = True
 
@@ -75,15 +75,6 @@ class Workload(demo.Workload):
         """Return the processes that hold the same stages."""
         first = self.position_of(process) * self.replicas
         return tuple(range(first, first + self.replicas))
-
-    def as_run_by(self, process: int) -> Workload:
-        """Return the workload as a process's replica runs it: no slower than the others, or so."""
-        if self.replica_scale is None:
-            return self
-        scale = self.replica_scale[process % self.replicas]
-        return replace(
-            self, forward_ms=self.forward_ms * scale, backward_ms=self.backward_ms * scale
-        )
 
 
 Kind = Literal["F", "B", "I", "W"]
@@ -274,6 +265,16 @@ class RecordedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
 
+def run_several(workloads: dict[str, Workload], root: Path) -> None:
+    """Run each workload, by name, into a folder of that name."""
+    for name, workload in workloads.items():
+        folder = root / name
+        folder.mkdir(parents=True)
+        (folder / WORKLOAD).write_bytes(msgspec.json.encode(workload))
+        codes, output = run_ranks(f"{__name__}:run_recorded", workload.world, folder)
+        assert not any(codes), output
+
+
 def main(folder: str, rank: str) -> None:
     """Run one process of a workload: `python recorded_pipeline.py FOLDER RANK`."""
     run_recorded(Path(folder), int(rank))
@@ -345,10 +346,9 @@ class RecordedRank(demo_rank.Rank):
     def __init__(self, workload: Workload, process: int, recorder: Recorder) -> None:
         self.recorder = recorder
         self.groups = build_groups(workload, process)
-        mine = workload.as_run_by(process)
         stages = workload.stages_of(workload.position_of(process))
         super().__init__(
-            workload, [RecordedStage(mine, stage, recorder, self.groups) for stage in stages]
+            workload, [RecordedStage(workload, stage, recorder, self.groups) for stage in stages]
         )
 
     def learn(self, optimizer: torch.optim.Optimizer) -> None:

@@ -133,20 +133,12 @@ class Page:
 
     def picture(self, *, whole: bool = False) -> bytes:
         """Return what is seen, or the whole page, as PNG."""
-        return base64.b64decode(
-            self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
-            if not whole
-            else self._whole_picture()
-        )
-
-    def _whole_picture(self) -> str:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        shot = self.call(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
-        )
-        data: str = shot["data"]
-        return data
+        more: dict[str, Any] = {}
+        if whole:
+            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+            clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+            more = {"captureBeyondViewport": True, "clip": clip}
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png", **more)["data"])
 
     def complaints(self) -> list[str]:
         """Return errors and warnings: of scripts, of the policy, of the console."""

@@ -84,8 +84,7 @@ def assert_measured(found):
     begin = found.timeline.passes.start_ns.min() - min(w[0] for w in true_windows(found.play))
     windows = [(w.start_ns - begin, w.end_ns - begin) for w in found.figures.windows]
     assert windows == true_windows(found.play)
-    for window, bubble in zip(found.figures.windows, true_bubbles(found.play), strict=True):
-        assert window.bubble_fraction == pytest.approx(bubble, abs=0.001)
+    assert_measured_shares(found)
     spans = dict(
         zip(
             names_of(found),

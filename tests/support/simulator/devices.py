@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from support.simulator.context_rings import is_ring, put_in_lane
 from support.simulator.host_programs import TOKEN_NS, US, Block, Kernel, Message, Programs, Setup
 from support.simulator.megatron_programs import MegatronPrograms
+from support.spans import bubble_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,20 +219,14 @@ def true_windows(play: Play, ranks: Sequence[int] = ()) -> list[tuple[int, int]]
 
 def true_bubbles(play: Play, ranks: Sequence[int] = ()) -> list[float]:
     """Return each step's bubble: what neither compute nor a ring covers; of some ranks, or all."""
-    bubbles = []
     ranks = ranks or range(len(play.devices))
-    for begin, end in true_windows(play, ranks):
-        busy = 0
-        for rank in ranks:
-            spans = sorted(
-                (max(k.start_ns, begin), min(k.end_ns, end))
-                for step in play.steps
-                for k in step[rank].kernels
-                if (k.computes and not k.optimizes) or is_ring(k)
-            )
-            reach = begin
-            for start, stop in spans:
-                busy += max(0, stop - max(start, reach))
-                reach = max(reach, stop)
-        bubbles.append(1 - busy / (len(ranks) * (end - begin)))
-    return bubbles
+    spans = [
+        [
+            (kernel.start_ns, kernel.end_ns)
+            for step in play.steps
+            for kernel in step[rank].kernels
+            if (kernel.computes and not kernel.optimizes) or is_ring(kernel)
+        ]
+        for rank in ranks
+    ]
+    return [bubble_of(spans, begin, end) for begin, end in true_windows(play, ranks)]

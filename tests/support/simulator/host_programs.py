@@ -156,24 +156,20 @@ class Programs:
         return [[*write(rank, mine), *self._ending(rank)] for rank, mine in enumerate(groups)]
 
     def _sends(self, rank: int, action: Action) -> list[Message]:
-        target = {"F": 1, "B": -1, "I": -1}.get(action.kind, 0) + action.stage
-        if target == action.stage or self.home.get(target, rank) == rank:
-            return []
-        kind = "F" if action.kind == "F" else "B"
-        return [
-            Message(rank, self.home[target], (kind, action.stage, action.microbatch, tensor))
-            for tensor in range(self.setup.messages)
-        ]
+        return self._messages(rank, action, sends=True)
 
     def _needs(self, rank: int, action: Action) -> list[Message]:
-        source = {"F": -1, "B": 1, "I": 1}.get(action.kind, 0) + action.stage
-        if source == action.stage or self.home.get(source, rank) == rank:
+        return self._messages(rank, action, sends=False)
+
+    def _messages(self, rank: int, action: Action, *, sends: bool) -> list[Message]:
+        ahead = {"F": 1, "B": -1, "I": -1}.get(action.kind, 0)
+        target = action.stage + (ahead if sends else -ahead)
+        other = self.home.get(target, rank)
+        if other == rank:
             return []
-        kind = "F" if action.kind == "F" else "B"
-        return [
-            Message(self.home[source], rank, (kind, source, action.microbatch, tensor))
-            for tensor in range(self.setup.messages)
-        ]
+        ends = (rank, other) if sends else (other, rank)
+        what = "F" if ahead > 0 else "B", action.stage if sends else target, action.microbatch
+        return [Message(*ends, (*what, tensor)) for tensor in range(self.setup.messages)]
 
     def _compute(self, action: Action) -> list[Kernel]:
         weights = self.setup.weights or (1.0,) * self.stages

@@ -65,7 +65,6 @@ class Writing:
     inner: tuple[tuple[int, ...], ...] = ()
     """For each rank of the pipeline, the group of the collectives in the middle of its passes."""
     inner_name: str = ""
-    reduces: str = "allreduce"
     marks: bool = True
     """`ProfilerStep#3` around each step."""
     elements: int = ELEMENTS
@@ -167,9 +166,8 @@ class RankWriter:
 
     def _reduction(self, work: Kernel, correlation: int) -> Iterator[Event]:
         at = self.clock.us(work.launch_ns)
-        how = self.writing.reduces
-        yield send(ts=at - 10, dur=20, kind=f"{how}_", **{"Concrete Inputs": []})
-        yield details(how, ts=at - 8, dur=16, **self._data_group())
+        yield send(ts=at - 10, dur=20, kind="allreduce_", **{"Concrete Inputs": []})
+        yield details("allreduce", ts=at - 8, dur=16, **self._data_group())
         yield launch(at, 5.0, tid=MAIN, correlation=correlation)
         yield self._device(work, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", correlation)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from debubble.timeline.model import (
@@ -74,43 +76,19 @@ def a_timeline(passes, transfers=(), stages=((0,), (1,))):
 
 
 def timeline_of_order(order, *, steps=(3, 4), names=None, positions=None):
-    """A run in which each rank starts one pass a nanosecond, in order."""
+    """A run in which each rank starts one pass a millisecond, in order."""
     names = names or list(range(len(order)))
     positions = positions or list(range(len(order)))
-    rows = [
-        (names[rank], action.stage, PassKind[action.kind], action.microbatch, step, start)
-        for step in steps
-        for rank, actions in enumerate(order)
-        for start, action in enumerate(actions, start=10_000 * step)
-    ]
-    rank, stage, kind, microbatch, step, start = np.array(rows).T
-    lines = [
-        RankTimeline(
-            rank=names[rank],
-            pipeline=0,
-            position=positions[rank],
-            stages=tuple(sorted({action.stage for action in actions})),
-            busy=NOTHING,
-            occupied=NOTHING,
-            apparent=NOTHING,
-            clock_offset_ns=0,
-        )
-        for rank, actions in enumerate(order)
-    ]
-    return Timeline(
-        ranks=tuple(lines),
-        passes=Passes(
-            rank=rank.astype(np.int32),
-            stage=stage.astype(np.int32),
-            kind=kind.astype(np.uint8),
-            microbatch=microbatch.astype(np.int32),
-            step=step.astype(np.int32),
-            issued_ns=start,
-            start_ns=start,
-            end_ns=start + 1,
-            busy_ns=np.ones_like(start),
-        ),
-        transfers=Transfers(**dict.fromkeys(Transfers.__dataclass_fields__, NOTHING.start_ns)),
-        steps=steps,
-        clock_uncertainty_ns=0,
+    timeline = a_timeline(
+        [
+            (names[rank], action.stage, action.kind, action.microbatch, step, start, start + 1)
+            for step in steps
+            for rank, actions in enumerate(order)
+            for start, action in enumerate(actions, start=10_000 * step)
+        ]
     )
+    ranks = tuple(
+        replace(a_rank(name, tuple(sorted({action.stage for action in actions}))), position=place)
+        for name, place, actions in zip(names, positions, order, strict=True)
+    )
+    return replace(timeline, ranks=ranks)

@@ -10,11 +10,12 @@ one is named so, the other is launched by an operator of its own.
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from bisect import bisect_right
 from statistics import median
+
+from support.spans import bubble_of, merge
+from support.traces.documents import ON_DEVICE, launches_of, load_all
 
 _MESSAGES = re.compile(r"SendRecv")
 _RING = re.compile(r"(autograd::engine::evaluate_function: )?Ring(Backward)?$")
@@ -24,29 +25,11 @@ _FIRST = {
 }  # fmt: skip
 
 
-def merge(spans):
-    merged = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([begin, end])
-    return merged
-
-
-def covered(spans, low, high):
-    inside = [
-        (max(begin, low), min(end, high)) for begin, end in spans if end > low and begin < high
-    ]
-    return sum(end - begin for begin, end in merge(inside))
-
-
 class RankCount:
     """One rank's kernels by step: forward, backward, collectives."""
 
-    def __init__(self, path):
-        with gzip.open(path) as file:
-            events = [e for e in json.load(file)["traceEvents"] if e.get("ph") == "X"]
+    def __init__(self, document):
+        events = [e for e in document["traceEvents"] if e.get("ph") == "X"]
         self.marks = {
             int(e["name"].partition("#")[2]): (e["ts"], e["ts"] + e["dur"])
             for e in events
@@ -68,12 +51,7 @@ class RankCount:
                 if e["name"].startswith("Optimizer.step#")
             ]
         )
-        launches = {
-            e["args"]["correlation"]: (e["ts"], e["tid"])
-            for e in events
-            if e.get("cat") in {"cuda_runtime", "cuda_driver"}
-            and "correlation" in e.get("args", {})
-        }
+        launches = launches_of(document)
         self.steps = {step: self._count(events, launches, step) for step in self.marks}
 
     def _count(self, events, launches, step):
@@ -82,11 +60,11 @@ class RankCount:
         begin = min(first, default=low)
         found = []
         for e in events:
-            if e.get("cat") not in {"kernel", "gpu_memcpy", "gpu_memset"}:
+            if e.get("cat") not in ON_DEVICE:
                 continue
-            launched = launches.get(e["args"].get("correlation"))
-            if launched is not None and low <= launched[0] <= high:
-                found.append((e, *launched))
+            launch = launches.get(e["args"].get("correlation"))
+            if launch is not None and low <= launch["ts"] <= high:
+                found.append((e, launch["ts"], launch["tid"]))
         backwards = [self._in(self._autograd.get(thread, []), at) for _, at, thread in found]
         last = max((found[n][1] for n, backward in enumerate(backwards) if backward), default=0)
         kinds = {"forward": [], "backward": [], "collective": []}
@@ -113,15 +91,13 @@ class RankCount:
 
 def count(folder):
     """Return the bubble, collectives as work, and the window in seconds: medians over the steps."""
-    ranks = [RankCount(path) for path in sorted(folder.glob("rank*.json.gz"))]
+    ranks = [RankCount(document) for document in load_all(folder).values()]
     bubbles, windows = [], []
     for step in set.intersection(*(set(rank.steps) for rank in ranks)):
         here = [rank.steps[step] for rank in ranks]
         low = min(begin for kinds in here for begin, _ in kinds["forward"])
         high = max(end for kinds in here for _, end in kinds["backward"])
-        worked = sum(
-            covered([s for one in kinds.values() for s in one], low, high) for kinds in here
-        )
+        worked = [[span for spans in kinds.values() for span in spans] for kinds in here]
         windows.append((high - low) / 1e6)
-        bubbles.append(1 - worked / len(here) / (high - low))
+        bubbles.append(bubble_of(worked, low, high))
     return median(bubbles), median(windows)

@@ -12,42 +12,31 @@ Event = dict[str, Any]
 BASE_NS = 1_790_857_026_000_000_000
 
 
-def kernel(name: str = "gemm", ts: Any = 10.0, dur: Any = 5.0, **args: Any) -> Event:
-    known = {"device": 0, "stream": 7, "correlation": 1, **args}
+def _span(cat: str, name: str, ts: Any, dur: Any, *, pid: int, tid: int, args: Event) -> Event:
     return {
-        "ph": "X",
-        "cat": "kernel",
-        "name": name,
-        "pid": 0,
-        "tid": 7,
-        "ts": ts,
-        "dur": dur,
-        "args": known,
-    }
+        "ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur,
+        "args": args,
+    }  # fmt: skip
+
+
+def kernel(name: str = "gemm", ts: Any = 10.0, dur: Any = 5.0, **args: Any) -> Event:
+    args = {"device": 0, "stream": 7, "correlation": 1, **args}
+    return _span("kernel", name, ts, dur, pid=0, tid=7, args=args)
 
 
 def launch(ts: float = 1.0, dur: float = 1.0, tid: int = 100, **args: Any) -> Event:
-    known = {"correlation": 1, **args}
-    return {
-        "ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": tid,
-        "ts": ts, "dur": dur, "args": known,
-    }  # fmt: skip
+    args = {"correlation": 1, **args}
+    return _span("cuda_runtime", "cudaLaunchKernel", ts, dur, pid=1, tid=tid, args=args)
 
 
 def operator(name: str, ts: float = 1.0, dur: float = 2.0, tid: int = 100, **args: Any) -> Event:
-    return {
-        "ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": tid, "ts": ts, "dur": dur,
-        "args": args,
-    }  # fmt: skip
+    return _span("cpu_op", name, ts, dur, pid=1, tid=tid, args=args)
 
 
 def annotation(
     name: str, ts: float = 0.0, dur: float = 100.0, tid: int = 100, **args: Any
 ) -> Event:
-    return {
-        "ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": tid,
-        "ts": ts, "dur": dur, "args": args,
-    }  # fmt: skip
+    return _span("user_annotation", name, ts, dur, pid=1, tid=tid, args=args)
 
 
 def send(to: int = 1, ts: float = 1.0, dur: float = 2.0, kind: str = "send", **args: Any) -> Event:

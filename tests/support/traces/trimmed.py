@@ -41,7 +41,7 @@ def captured(trace, begin_ns=None, end_ns=None):
         kept = (table.start_ns >= begin) & (table.start_ns < end)
         if name == "kernels":
             kept &= table.start_ns + table.duration_ns <= end
-        renumber[name] = np.where(kept, np.cumsum(kept) - 1, -1)
+        renumber[name] = np.append(np.where(kept, np.cumsum(kept) - 1, -1), -1)
         cut[name] = table.take(kept)
     for name in ("operators", "annotations", "memory", "cpu_operators"):
         table = getattr(trace, name)
@@ -54,6 +54,6 @@ def captured(trace, begin_ns=None, end_ns=None):
         ("operators", "kernel", "kernels"),
     ):
         old = getattr(cut[name], column)
-        new = np.where(old >= 0, renumber[target][old], -1).astype(old.dtype)
+        new = renumber[target][old].astype(old.dtype)
         cut[name] = replace(cut[name], **{column: new})
     return replace(trace, **cut)

@@ -7,7 +7,6 @@ import pytest
 from support.simulator.replicas import STEP_NS, collectives, figures
 
 from debubble.timeline.replicas import judge_replicas
-from debubble.timeline.replicas.cells import join_groups
 from debubble.trace.columns import Group
 
 MS = 1_000_000
@@ -37,14 +36,6 @@ def rank_with_both(rank, names, late_ns, steps=5):
     return collectives(groups, rows)
 
 
-@pytest.mark.parametrize("names", [("", ""), ("mesh_tp", "mesh_dp"), ("", "DATA_PARALLEL_GROUP")])
-def test_lanes_that_share_stages_are_one_replica(names):
-    ranks = {rank: rank_with_both(rank, names, [0] * 5) for rank in range(8)}
-    joined = join_groups(ranks, PIPELINES)
-    assert joined.replica == {0: 0, 1: 0, 2: 1, 3: 1}
-    assert set(joined.keys) == {data_group(rank) for rank in range(8)}
-
-
 def test_peers_of_context_parallelism_are_no_replicas_though_they_reduce_nothing_in_a_pass():
     groups = (
         Group(name="1", description="CONTEXT_PARALLEL_GROUP", ranks=(0, 1)),
@@ -55,17 +46,6 @@ def test_peers_of_context_parallelism_are_no_replicas_though_they_reduce_nothing
     assert judge_replicas(ranks, {0: (0,), 1: (1,)}, figures({0: (0,), 1: (1,)})) is None
     apart = {rank: collectives(groups[1:], [(0, *row[1:]) for row in reductions]) for rank in ranks}
     assert judge_replicas(apart, {0: (0,), 1: (1,)}, figures({0: (0,), 1: (1,)})) is not None
-
-
-def test_a_slow_lane_makes_its_replica_late():
-    chance = np.random.default_rng(0)
-    ranks = {}
-    for rank in range(8):
-        late = chance.normal(scale=0.2 * MS, size=5) + (20 * MS if rank in {3, 7} else 0)
-        ranks[rank] = rank_with_both(rank, ("tp", "dp"), late.astype(np.int64))
-    found = judge_replicas(ranks, PIPELINES, figures(PIPELINES))
-    assert [one.pipelines for one in found.replicas] == [(0, 1), (2, 3)]
-    assert (found.verdict, found.slowest) == ("drags", 1)
 
 
 def test_weights_gathered_in_forward_passes_keep_replicas_in_step():

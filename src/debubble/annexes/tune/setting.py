@@ -16,7 +16,6 @@ from debubble.plan.emit.megatron import write_layout
 from debubble.plan.emit.torch import TORCH_SCHEDULES
 from debubble.plan.emit.torchtitan import Names, modules_of_stages
 from debubble.plan.levers import LEVERS
-from debubble.plan.serving import ServingSetting
 from debubble.timeline.schedules import SCHEDULES
 from debubble.units import counted
 
@@ -35,10 +34,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     schedule: str | None = None
     overlap: bool | None = None
     layers: tuple[int, ...] | None = None
-    """Of each stage of a server; this and what follows as `ServingSetting` has it."""
+    """Of each stage of a server."""
     in_flight: int | None = None
+    """Batches that are under way at once."""
     chunk: int | None = None
+    """Most tokens of prompts in a batch."""
     tokens_a_batch: int | None = None
+    """Most tokens in a batch, of prompts and of answers."""
     requests_a_batch: int | None = None
 
     def __str__(self) -> str:
@@ -51,10 +53,16 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             parts.append(counted(self.microbatches, "microbatch", "microbatches"))
         if self.overlap is not None:
             parts.append("overlap" if self.overlap else "no overlap")
-        serving = {knob: getattr(self, knob) for knob in SERVING_KNOBS}
-        if any(value is not None for value in serving.values()):
-            stages = len(self.layers) if self.layers else 1
-            parts.append(str(ServingSetting(stages=stages, **serving)))
+        if self.layers is not None:
+            parts.append(f"layers {self.written('layers')}")
+        if self.in_flight is not None:
+            parts.append(f"{self.in_flight} in flight")
+        if self.chunk is not None:
+            parts.append(f"chunks of {self.chunk}")
+        if self.tokens_a_batch is not None:
+            parts.append(f"{counted(self.tokens_a_batch, 'token')} a batch")
+        if self.requests_a_batch is not None:
+            parts.append(f"{counted(self.requests_a_batch, 'request')} a batch")
         return ", ".join(parts)
 
     def written(self, knob: str) -> str:

@@ -16,9 +16,8 @@ from pkgutil import iter_modules
 from types import ModuleType
 
 from debubble.errors import UsageError
-from debubble.plan.change import Change, Setting
+from debubble.plan.change import Change, ServingSetting, Setting
 from debubble.plan.emit.aim import cannot
-from debubble.plan.serving import ServingSetting
 
 __all__ = ["EMITTERS", "SERVERS", "emit", "emit_serving", "refusal_of"]
 

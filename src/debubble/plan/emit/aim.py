@@ -12,7 +12,7 @@ from math import gcd, prod
 
 from debubble.errors import CannotBeTold, UsageError
 from debubble.plan.baseline import even_split
-from debubble.plan.change import SEARCHED, Change, Setting
+from debubble.plan.change import SEARCHED, Change, ServingSetting, Setting
 from debubble.timeline.schedules import SCHEDULES, Order, Placement, placement_of, state_schedule
 from debubble.timeline.schedules.named import can_have_chunks
 from debubble.units import counted
@@ -90,13 +90,8 @@ def aim_of(change: Change, setting: Setting, *, layers_matter: bool = True) -> A
     )
 
 
-def aim_of_serving(
-    framework: str, change: Change, setting: Setting, *, one_stage: str, overlap: str
-) -> Aim:
-    """Do the same for an engine that serves: it has a schedule of its own, and one stage a rank.
-
-    `one_stage` and `overlap` are what to do instead of what it cannot be told.
-    """
+def serving_setting(framework: str, change: Change, setting: Setting) -> ServingSetting:
+    """Put a change upon a run of an engine that serves: its schedule is its own, a stage a rank."""
     aim = aim_of(change, setting)
     known = SCHEDULES.get(setting.schedule or "")
     if known is not None and known.kinds != {"F"}:
@@ -106,11 +101,36 @@ def aim_of_serving(
             "name what trains it: torch, torchtitan, megatron, deepspeed, nemo",
         )
     if change.schedule is not None or change.chunks is not None or aim.chunks != 1:
-        raise cannot(framework, "a schedule or stages a rank", one_stage)
-    refuse_overlap(framework, change, overlap)
+        hint = f"change the split: a rank holds one stage in {framework}"
+        raise cannot(framework, "a schedule or stages a rank", hint)
+    refuse_overlap(framework, change, "change the split, or the batches in flight")
     if 0 in (aim.split or ()):
         raise cannot(framework, "a stage without layers", "give each rank one layer or more")
-    return aim
+    requests = None
+    if change.microbatches is not None and change.hold == "batch":
+        requests = shrunk_size(change, setting)
+    if isinstance(requests, tuple):
+        raise UsageError(
+            "how many requests a microbatch has is not known",
+            hint="hold the microbatch instead of the batch",
+        )
+    return ServingSetting(
+        stages=aim.ranks,
+        layers=aim.split,
+        in_flight=change.microbatches,
+        requests_a_batch=requests,
+    )
+
+
+def partition_variable(framework: str, variable: str, layers: Sequence[int]) -> str:
+    """Write the environment variable that sets the split of an engine that serves."""
+    return (
+        comment(
+            f"{framework}: set this the same on every node, before the server starts.",
+            "The embedding stays on the first rank, norm and head on the last.",
+        )
+        + f'export {variable}="{",".join(map(str, layers))}"\n'
+    )
 
 
 def only_splits(change: Change) -> bool:
