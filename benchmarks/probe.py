@@ -28,8 +28,7 @@ from debubble.annexes.probe.pipeline import Pipelines, Setting, Wire, read_probe
 from debubble.links.live import read_measured, run_here
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.jobs.demo_workloads import run_several
-from support.jobs.recorded_pipeline import Workload, read_truth
+from support.jobs.recorded_pipeline import Workload, read_truth, run_several
 
 BAR = 0.10
 PROBES = Path(__file__).parents[1] / "tests" / "data" / "probe"

@@ -5,8 +5,7 @@ import json
 from statistics import median
 
 import pytest
-from support.jobs.demo_workloads import run_several
-from support.jobs.recorded_pipeline import Workload, read_truth
+from support.jobs.recorded_pipeline import Workload, read_truth, run_several
 
 pytestmark = pytest.mark.slow
 

@@ -120,9 +120,7 @@ def drop_keys(random: Random, content: dict[str, Any]) -> None:
 
 def put_odd_values(random: Random, content: dict[str, Any]) -> None:
     for _ in range(random.choice((1, 5, 30))):
-        holder = random.choice(_holders(random, content))
-        if holder:
-            holder[random.choice(list(holder))] = deepcopy(random.choice(ODD_VALUES))
+        _put(random, content, lambda: deepcopy(random.choice(ODD_VALUES)))
 
 
 def put_odd_events(random: Random, content: dict[str, Any]) -> None:
@@ -133,9 +131,7 @@ def put_odd_events(random: Random, content: dict[str, Any]) -> None:
 
 def nest_deeply(random: Random, content: dict[str, Any]) -> None:
     """Mark a place; `deepen` puts the nesting into the text, where json.dumps could not."""
-    holder = random.choice(_holders(random, content))
-    if holder:
-        holder[random.choice(list(holder))] = f"<deep {random.choice(_DEPTHS)}>"
+    _put(random, content, lambda: f"<deep {random.choice(_DEPTHS)}>")
 
 
 def swap_arguments(random: Random, content: dict[str, Any]) -> None:
@@ -147,10 +143,11 @@ def swap_arguments(random: Random, content: dict[str, Any]) -> None:
 
 
 def put_a_long_text(random: Random, content: dict[str, Any]) -> None:
-    holder = random.choice(_holders(random, content))
-    if holder:
+    def long() -> str:
         size = random.choices((10_000, 300_000, 2_000_000), weights=(90, 9, 1))[0]
-        holder[random.choice(list(holder))] = random.choice(("x", "é", '"', "},{")) * size
+        return random.choice(("x", "é", '"', "},{")) * size
+
+    _put(random, content, long)
 
 
 def shuffle_events(random: Random, content: dict[str, Any]) -> None:
@@ -159,6 +156,14 @@ def shuffle_events(random: Random, content: dict[str, Any]) -> None:
 
 def forget_events(random: Random, content: dict[str, Any]) -> None:
     content["traceEvents"] = random.choice(([], [{}], {}, None, 3, "text", [[]]))
+
+
+def _put(random: Random, content: dict[str, Any], make: Callable[[], Any]) -> None:
+    """Put a value in the place of one that is there."""
+    holder = random.choice(_holders(random, content))
+    if holder:
+        value = make()
+        holder[random.choice(list(holder))] = value
 
 
 def _holders(random: Random, content: dict[str, Any]) -> list[dict[str, Any]]:

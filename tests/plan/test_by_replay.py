@@ -8,17 +8,12 @@ from math import log
 import numpy as np
 import pytest
 from support.timelines.engine_runs import MS, planned_run
-from support.traces.recordings import SHARED
 
-import debubble
-from debubble import api
 from debubble.ledger.hop_health import account_for
-from debubble.plan.baseline import FITS
 from debubble.plan.plan import make_plan
 from debubble.report.answers.plan import answer_of_plan
 from debubble.timeline.figures import measure_pipeline
 
-DUALPIPE = SHARED.parent / "recordings" / "frameworks" / "tt_dualpipev"
 WIRE = 4 * MS
 
 
@@ -56,13 +51,3 @@ def test_a_run_that_is_met_has_the_same_price_for_a_repair(slow_hop):
     assert not repair.by_replay
     saved_ns = baseline.window_ns - repair.window_ns
     assert saved_ns == pytest.approx(ledger.links.cost_of(repair.change.repaired), abs=1)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not DUALPIPE.is_dir(), reason="a recording that is not here")
-def test_overlapped_forward_and_backward_passes_are_simulated_as_they_were_recorded():
-    analysis = api.analyse(DUALPIPE)
-    assert abs(analysis.baseline().misfit) <= log(1 + FITS)
-    answer = debubble.plan(analysis)
-    assert answer.options
-    assert not any(option.by_replay for option in answer.options)

@@ -73,9 +73,3 @@ def test_what_a_framework_has_no_words_for_at_all_leaves_nothing():
         "serves, and the run has backward passes (1f1b)."
     )
     assert found.emitted.reason.startswith("vLLM has no setting to train")
-
-
-def test_megatrons_overlap_is_weighed_where_it_has_virtual_stages():
-    grouped = plan_of(DATA / "frameworks" / "mg_int_batched")
-    assert any(one.change.overlap for one in grouped.options)
-    assert not any(one.change.overlap for one in plan_of(MEGATRON).options)

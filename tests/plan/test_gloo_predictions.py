@@ -5,8 +5,7 @@ from __future__ import annotations
 from statistics import median
 
 import pytest
-from support.jobs.demo_workloads import run_several
-from support.jobs.recorded_pipeline import Workload
+from support.jobs.recorded_pipeline import Workload, run_several
 
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change

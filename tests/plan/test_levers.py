@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,6 @@ from debubble.plan.lever import Permissions
 from debubble.plan.option import Idea, cuts_backward, headroom_after, weigh
 from debubble.plan.plan import make_plan
 from debubble.report.answers.plan import answer_of_plan
-from debubble.report.plan import plan_page
 from debubble.simulate.costs.memory import fit_memory
 
 pytestmark = pytest.mark.slow
@@ -32,10 +30,6 @@ def with_memory(name, microbatches, limit):
 
 def peak_after(baseline, **change):
     return max(one.peak_bytes for one in headroom_after(baseline, Change(**change)))
-
-
-def refusals(plan):
-    return {(one.change.schedule or one.lever): one.reason for one in plan.refused}
 
 
 def test_gpipe_holds_all_microbatches_and_is_refused_over_the_limit():
@@ -73,48 +67,6 @@ def test_more_microbatches_come_with_the_size_held_and_with_the_batch_held():
     assert grown.latency_gain < 0 < cut.latency_gain
 
 
-def larger_first(plan):
-    """The gains of options in their order, larger batches marked."""
-    return [(one.change.grows_batch, -one.throughput_gain) for one in plan.options]
-
-
-def test_a_run_that_trains_keeps_its_batch_and_larger_ones_stand_apart():
-    plan = make_plan(*planned_run("1f1b", 4, 8, split=(3, 3, 3, 7)))
-    assert larger_first(plan) == sorted(larger_first(plan))
-    larger = [one for one in plan.options if one.change.grows_batch]
-    assert {one.lever for one in larger} == {"microbatches", "combined"}
-    assert not plan.best.change.grows_batch
-    answer = answer_of_plan(plan)
-    assert not re.search("(?<!smaller )microbatches", answer.verdict)
-    assert not any(one.change.hold == "microbatch" for one in answer.recommended)
-    said = [one for one in answer.findings if re.search("(?<!smaller )microbatches", one)]
-    assert [one.startswith("A larger batch (changes training): ") for one in said] == [True]
-    same, apart = plan_page(answer).tables[:2]
-    assert (same.title, apart.title) == (
-        "options, by throughput",
-        "A larger batch (changes training):",
-    )
-    assert len(apart.rows) == len(larger)
-    assert len(same.rows) == 1 + len(plan.options) - len(larger)
-
-
-def test_what_only_a_larger_batch_would_gain_is_said_and_not_advised():
-    plan = make_plan(
-        *planned_run("1f1b", 4, 4, split=LAYERS),
-        allowed=Permissions(barred=frozenset({"schedule", "overlap"})),
-    )
-    larger = tuple(one for one in plan.options if one.change.grows_batch)
-    only_larger = replace(plan, options=larger)
-    assert only_larger.recommended
-    assert only_larger.best is None
-    answer = answer_of_plan(only_larger, emit_for="torch")
-    assert answer.verdict.startswith(
-        "No option gains more than the noise at this global batch size"
-    )
-    assert answer.emitted.option is None
-    assert "--hold microbatch lets it grow" in answer.emitted.reason
-
-
 def test_a_larger_batch_competes_where_it_is_asked_for_or_nothing_is_trained():
     trained = planned_run("1f1b", 4, 4, split=LAYERS)
     served = planned_run("forward-only", 4, 4, split=LAYERS)
@@ -126,15 +78,6 @@ def test_a_larger_batch_competes_where_it_is_asked_for_or_nothing_is_trained():
         assert not any(one.changes_training for one in answer_of_plan(plan).options)
     held = make_plan(*trained, allowed=Permissions(hold="batch"))
     assert not any(one.change.grows_batch for one in held.options)
-
-
-def test_a_batch_that_cannot_be_cut_is_not_cut_in_combinations_either():
-    baseline, timeline = planned_run("1f1b", 4, 8, split=(3, 3, 3, 7))
-    sized = replace(baseline.ranks[0].parallelism, microbatch_size=1)
-    ranks = tuple(replace(rank, parallelism=sized) for rank in baseline.ranks)
-    baseline = replace(baseline, source=replace(baseline.source, ranks=ranks))
-    plan = make_plan(baseline, timeline)
-    assert {one.change.hold for one in plan.options if one.change.microbatches} == {"microbatch"}
 
 
 def test_no_more_microbatches_are_tried_than_asked_for():
@@ -180,14 +123,6 @@ def test_a_split_that_does_not_fit_memory_is_not_proposed():
     assert plan.partition.split[0] < 4
     for option in plan.options:
         assert option.fits_memory
-
-
-def test_without_layers_stages_cannot_move_and_the_rest_is_planned():
-    plan = make_plan(*planned_run("1f1b", 4, 8))
-    refused = refusals(plan)
-    assert "layers" in refused["split"]
-    assert "layers" in refused["zbv"]
-    assert {"microbatches", "schedule"} <= {one.lever for one in plan.options}
 
 
 def test_one_microbatch_can_be_planned_with():

@@ -9,14 +9,13 @@ from support.services.console import REPOSITORY, type_command
 from support.traces.read_once import analyse_recording
 
 from debubble.errors import UsageError
-from debubble.plan.change import SEARCHED, Change
-from debubble.plan.emit import emit
+from debubble.plan.change import Change
 from debubble.plan.lever import OrderSearch, Start
 from debubble.plan.levers import order
 from debubble.plan.option import headroom_after, quick_latency_s
 from debubble.plan.orders.search import find_order
 from debubble.plan.request import Stated
-from debubble.timeline.schedules import check_order, order_of, parse_order
+from debubble.timeline.schedules import check_order, parse_order
 
 RECORDED = REPOSITORY / "tests" / "data" / "h200" / "1f1b_p3_m7"
 GIB = 2.0**30
@@ -62,12 +61,6 @@ def test_forward_passes_alone_have_nothing_to_be_ordered():
     start = Start(baseline=base, timeline=run.timeline, search=OrderSearch(rounds=1))
     with pytest.raises(UsageError, match="forward passes have one order only"):
         next(order.ideas(start))
-
-
-def test_torch_is_told_of_the_file(baseline):
-    change = Change(schedule=SEARCHED, order=order_of("zb-h2", 3, 7))
-    text = emit("torch", change, baseline.setting)
-    assert '_load_csv("order.csv")' in text
 
 
 @pytest.mark.slow

@@ -62,22 +62,6 @@ def test_an_order_by_itself_goes_into_the_file_and_not_on_stdout(tmp_path):
     assert parse_order(printed.out)
 
 
-def test_a_framework_that_can_be_told_nothing_recommended_gets_the_reason(tmp_path):
-    answer = type_command(f"debubble plan {RECORDED} --emit vllm", tmp_path)
-    assert answer.code == 0
-    assert "for vllm: nothing to write (vLLM has no setting" in answer.err
-    assert answer.out == ""
-
-
-def test_a_framework_that_can_run_no_sure_option_gets_the_best_one_that_may_be_noise(tmp_path):
-    answer = type_command("debubble plan tests/data/frameworks/mg_2321 --emit megatron", tmp_path)
-    (split,) = [line for line in answer.err.splitlines() if line.startswith("split 2,2,2,2  ")]
-    assert split.split()[-1] == "try"
-    assert "this option may be within the noise: +8 % (" in answer.err
-    assert "for megatron, split 2,2,2,2:" in answer.err
-    assert "--pipeline-model-parallel-layout" in answer.out
-
-
 def test_a_limit_below_the_measured_peak_refuses_everything(tmp_path):
     plan = plan_of(RECORDED, "--memory-limit", "1GiB", cwd=tmp_path)
     assert plan["options"] == []
@@ -128,12 +112,6 @@ def test_what_makes_no_sense_is_refused_with_a_hint(flags, said, tmp_path):
     assert said in answer.text
     assert "Traceback" not in answer.text
     assert "hint: " in answer.text
-
-
-def test_layers_that_are_stated_win_over_what_kernels_show_and_are_said_to_differ(tmp_path):
-    answer = type_command(f"debubble plan {RECORDED} --layers 2,2", tmp_path)
-    assert answer.code == 0
-    assert "--layers says 2,2, and the traces show 8,8" in answer.text
 
 
 def test_no_split_is_offered_where_a_layer_would_cost_several_times_as_much_elsewhere(tmp_path):

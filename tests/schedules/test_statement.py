@@ -31,12 +31,6 @@ def test_a_file_for_other_sizes_is_refused(order_file, ranks, microbatches):
         state_schedule(order_file).order_for(ranks, microbatches, 2)
 
 
-@pytest.mark.parametrize(("name", "chunks"), [("zbv", 3), ("1f1b", 2), ("looped-bfs", 1)])
-def test_chunks_that_a_schedule_cannot_have_are_refused_at_once(name, chunks):
-    with pytest.raises(UsageError, match="a rank"):
-        state_schedule(name, chunks)
-
-
 def test_more_chunks_than_passes_that_ran_are_refused_before_their_order_is_written(monkeypatch):
     monkeypatch.setattr("debubble.timeline.schedules.named._make", None)
     with pytest.raises(UsageError, match=r"1,000,000 chunks .* this one runs 16"):

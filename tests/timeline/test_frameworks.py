@@ -9,20 +9,17 @@ import json
 from functools import cache
 from math import exp
 from pathlib import Path
-from statistics import median
 
 import pytest
 from support.traces.framework_count import count
-from support.traces.read_once import analyse_recording, build_recording
+from support.traces.read_once import build_recording
 from support.traces.recordings import DATA, SHARED, existing
 
-from debubble.errors import Code
 from debubble.ledger.causes import Cause
 from debubble.ledger.ledger import build_ledger
 from debubble.plan.baseline import measure_baseline
 from debubble.plan.change import Change
 from debubble.plan.option import Idea, weigh
-from debubble.plan.plan import make_plan
 from debubble.timeline.figures import measure_pipeline
 from debubble.timeline.model import PassKind
 
@@ -107,17 +104,6 @@ def test_bubble_and_window_are_those_of_an_independent_count(folder):
     assert max(one.batch_latency_ns for one in figures) / 1e9 == pytest.approx(window_s, rel=0.01)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", folders())
-def test_it_is_simulated_as_it_is_and_nothing_false_is_warned_of(folder):
-    assert baseline_of(folder).no_fit is None
-    warned = [gap.code for gap in analyse_recording(folder).warnings]
-    walls = truths(folder)[0]
-    usual = median(walls["wall_s"])
-    slowed = min(walls.get("profiled_wall_s", [usual])) > 1.15 * usual
-    assert warned == [Code.HOSTS_SLOWED] * slowed
-
-
 def saved(folder, cause):
     _, _, ledger = analysed(folder)
     return ledger.saving_of(cause).saved_ns / MS
@@ -166,16 +152,6 @@ def test_a_split_that_was_run_is_predicted():
     folder = beside("tt_1f1b_m8")
     assert predicted(folder, split=(1, 1, 1, 5)).window_ns / MS == pytest.approx(427, rel=0.1)
     assert predicted(folder, split=(2, 2, 2, 2)).window_ns / MS == pytest.approx(272, rel=0.05)
-
-
-@pytest.mark.slow
-def test_no_split_is_offered_that_is_not_of_the_models_layers():
-    for folder in (beside("tt_1f1b_m8"), SHIPPED / "tt_1115", SHIPPED / "ds_m8"):
-        timeline, _, _ = analysed(folder)
-        plan = make_plan(baseline_of(folder), timeline)
-        splits = [one.change.split for one in plan.options if one.change.split]
-        assert splits
-        assert all(sum(split) == 8 for split in splits)
 
 
 @pytest.mark.parametrize(

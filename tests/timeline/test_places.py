@@ -36,6 +36,7 @@ def test_batches_in_flight_are_those_begun_on_the_first_rank_and_not_ended_on_th
 
 
 MISSING = [
+    *((4, (rank,)) for rank in range(4)),
     (4, (1, 2)),
     (4, (0, 1)),
     (4, (2, 3)),
@@ -64,7 +65,7 @@ def without(folder, play, missing, **writing):
         ("1f1b", {"fused": True}),
     ],
 )
-def test_ranks_missing_side_by_side_leave_one_pipeline_in_part(
+def test_missing_ranks_leave_one_pipeline_in_part_and_the_others_in_their_places(
     name, behaviour, ranks, missing, tmp_path
 ):
     play = Play(setup_of(name, ranks, 8, **behaviour))
@@ -77,7 +78,7 @@ def test_ranks_missing_side_by_side_leave_one_pipeline_in_part(
     assert found.figures.absent == missing
     assert sorted(names_of(found)) == sorted(n for n in true_names(found) if n[0] not in missing)
     assert Code.MISSING_RANKS in [gap.code for gap in found.gaps]
-    assert find(tmp_path).verdict.startswith("In part, with no trace of ranks ")
+    assert find(tmp_path).verdict.startswith("In part, with no trace of rank")
 
 
 def test_the_only_group_of_a_job_tells_all_missing_ranks(tmp_path):

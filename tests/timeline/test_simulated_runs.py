@@ -159,13 +159,6 @@ def test_clocks_are_laid_together_where_a_quick_wire_lets_either_side_wait(
         assert window.bubble_fraction == pytest.approx(bubble, abs=0.005)
 
 
-@pytest.mark.parametrize("wire_ns", [20 * US, 4 * MS])
-def test_neither_a_quick_nor_a_slow_wire_confuses_passes(wire_ns, tmp_path):
-    found = simulated(tmp_path, setup_of("1f1b", 4, 6, fused=True, wire_ns=wire_ns))
-    assert_all_named(found)
-    assert_measured(found)
-
-
 def test_peak_memory_is_that_of_the_allocator(tmp_path):
     found = simulated(tmp_path, setup_of("1f1b", 4, 8, fused=True))
     peaks = [rank.peak_memory_bytes for rank in found.figures.ranks]

@@ -17,11 +17,8 @@ from support.simulator.analysis import (
     simulated,
     true_names,
 )
-from support.simulator.devices import Play, true_bubbles
+from support.simulator.devices import Play
 from support.simulator.written_traces import Writing, write_run
-
-from debubble.errors import Code
-from debubble.timeline.figures import measure_pipeline
 
 
 @pytest.mark.parametrize(
@@ -106,31 +103,3 @@ def test_peers_counted_inside_their_group_are_translated(tmp_path):
     assert found.figures.schedule == "1f1b"
     assert_measured_shares(found)
     assert found.gaps == ()
-
-
-def test_two_replicas_are_two_pipelines(tmp_path):
-    plays = []
-    for replica in range(2):
-        plays.append(Play(setup_of("1f1b", 2, 4, fused=True, seed=replica)))
-        writing = Writing(members=(replica, replica + 2), world=4)
-        write_run(plays[-1], tmp_path, writing)
-    found = analyse(tmp_path, plays[0])
-    assert found.timeline.pipelines == (0, 1)
-    for number, play in enumerate(plays):
-        figures = measure_pipeline(found.timeline, number)
-        assert [rank.rank for rank in figures.ranks] == [number, number + 2]
-        assert [w.bubble_fraction for w in figures.windows] == pytest.approx(true_bubbles(play))
-
-
-@pytest.mark.parametrize("name", ["forward-only", "gpipe", "1f1b"])
-@pytest.mark.parametrize("missing", [0, 1, 2, 3])
-def test_a_missing_rank_is_named_and_the_others_keep_their_places(name, missing, tmp_path):
-    play = Play(setup_of(name, 4, 5, fused=name == "1f1b"))
-    write_run(play, tmp_path, Writing())
-    (tmp_path / f"rank{missing}.json").unlink()
-    found = analyse(tmp_path, play)
-    assert found.timeline.pipelines == (0,)
-    kept = [rank for rank in range(4) if rank != missing]
-    assert [(r.rank, r.position) for r in found.figures.ranks] == [(rank, rank) for rank in kept]
-    assert sorted(names_of(found)) == sorted(n for n in true_names(found) if n[0] != missing)
-    assert Code.MISSING_RANKS in [gap.code for gap in found.gaps]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 from support.simulator.analysis import EARLY, FUSED, names_of, setup_of, simulated, true_names
 from support.simulator.devices import Play, true_bubbles
@@ -15,6 +11,7 @@ from support.traces.recordings import recorded_run
 from support.traces.trimmed import captured, in_step_with_device, without_marks
 from timeline.test_recorded_runs import RUNS as RECORDED_RUNS
 from timeline.test_simulated_runs import RUNS as SIMULATED_RUNS
+from timeline.test_steps_left_out import run_of
 
 from debubble.timeline.build import build_timeline
 from debubble.timeline.figures import measure_pipeline
@@ -117,18 +114,9 @@ def test_one_microbatch_after_the_other_is_a_server_and_stays_a_stream(labels, t
     assert "steps_inferred" not in [gap.code for gap in found.gaps]
 
 
-@cache
-def play_four_steps(name, labels):
-    play = Play(setup_of(name, 3, 6, steps=4, run_ahead=False, fused=name == "1f1b"))
-    with TemporaryDirectory() as folder:
-        write_run(play, Path(folder), Writing(labels=labels))
-        return play, read_run(find_run([folder])).ranks
-
-
 def run_of_four_steps(name, labels):
-    """Return a run and its traces, in a list of one's own."""
-    play, traces = play_four_steps(name, labels)
-    return play, list(traces)
+    behaviour = {"run_ahead": False, "fused": name == "1f1b"}
+    return run_of(name, labels, behaviour, steps=4)
 
 
 def begins_of(traces):
@@ -137,7 +125,7 @@ def begins_of(traces):
 
 
 @pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
-@pytest.mark.parametrize("late", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("late", [(0,), (1,), (3,), (0, 1, 2, 3)])
 def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(name, labels, late):
     play, traces = run_of_four_steps(name, labels)
     begins = begins_of(traces)
@@ -148,7 +136,7 @@ def test_a_capture_that_begins_in_the_middle_of_a_step_leaves_that_step_out(name
     figures, codes = analyse([without_marks(trace) for trace in traces])
     bubbles = [window.bubble_fraction for window in figures.windows]
     assert bubbles == pytest.approx(true_bubbles(play)[1:], abs=0.001)
-    assert (figures.schedule, figures.microbatches) == (name, 6)
+    assert (figures.schedule, figures.microbatches) == (name, 8)
     assert sorted(codes) == ["cut_steps", "steps_inferred"]
 
 
@@ -167,7 +155,7 @@ def test_a_rhythm_that_is_none_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "labels"), [("1f1b", "none"), ("gpipe", "simple")])
-@pytest.mark.parametrize("late", [0, 1, 2])
+@pytest.mark.parametrize("late", [0, 1, 3])
 def test_ranks_captured_from_different_steps_on_are_joined_step_by_step(name, labels, late):
     play, traces = run_of_four_steps(name, labels)
     second = int(begins_of(traces)[late][1])

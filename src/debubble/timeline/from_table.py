@@ -99,26 +99,23 @@ def build_from_table(table: OpTable) -> Timeline:
             file=table.file,
         )
     table = _count_from_zero(table, is_pass)
-    rank = table.rank
-    if (rank < 0).any():  # not given: counted through pipelines and stages
+    if (table.rank < 0).any():  # not given: counted through pipelines and stages
         stages = int(table.stage.max()) + 1
-        rank = (table.pipeline * stages + table.stage).astype(np.int32)
-    table = _unfold(table, rank)
-    start = table.start_ns + _lift(table)
-    end = start + table.duration_ns
-    posts = _posts(table, rank, start, end, is_pass)
-    transfers, _ = match_transfers(posts)
-    pipeline_of = np.zeros(int(rank.max()) + 1, dtype=np.int64)
-    pipeline_of[rank] = table.pipeline
+        table = replace(table, rank=(table.pipeline * stages + table.stage).astype(np.int32))
+    table = _unfold(table)
+    table = replace(table, start_ns=table.start_ns + _lift(table))
+    transfers, _ = match_transfers(_posts(table, is_pass))
+    pipeline_of = np.zeros(int(table.rank.max()) + 1, dtype=np.int64)
+    pipeline_of[table.rank] = table.pipeline
     whole = not (table.layer >= 0).any()  # a pass is one row
-    clocks = Clocks(offset_ns=dict.fromkeys(np.unique(rank).tolist(), 0), uncertainty_ns=0)
+    clocks = Clocks(offset_ns=dict.fromkeys(np.unique(table.rank).tolist(), 0), uncertainty_ns=0)
     if (table.peer >= 0).any():  # each message is surely the one it is paired with
         clocks = align(transfers, clocks.offset_ns)
     transfers = shift_transfers(transfers, clocks)
-    ahead = np.array([clocks.offset_ns[name] for name in rank.tolist()], dtype=np.int64)
-    start, end = start + ahead, end + ahead
-    lines = _lines(table, rank, start, end, is_pass, clocks)
-    passes = _passes(table, rank, start, end, is_pass)
+    ahead = np.array([clocks.offset_ns[rank] for rank in table.rank.tolist()], dtype=np.int64)
+    table = replace(table, start_ns=table.start_ns + ahead)
+    lines = _lines(table, is_pass, clocks)
+    passes = _passes(table, is_pass)
     absent = sorted({rank for line in lines for rank in line.members} - {r.rank for r in lines})
     missing = Gap(
         code=Code.MISSING_RANKS,
@@ -179,7 +176,7 @@ def _count_from_zero(table: OpTable, is_pass: Flags) -> OpTable:
     )
 
 
-def _unfold(table: OpTable, rank: I32) -> OpTable:
+def _unfold(table: OpTable) -> OpTable:
     """Count second chunks back from the last rank where data go that way: chunks lie in a V.
 
     A table that numbers chunks says of four ranks 0 and 4, 1 and 5, 2 and 6, 3 and 7. Where a
@@ -188,8 +185,8 @@ def _unfold(table: OpTable, rank: I32) -> OpTable:
     """
     forward = table.op == Op.FORWARD
     held = {
-        tuple(np.unique(table.stage[forward & (rank == at)]).tolist())
-        for at in np.unique(rank[forward]).tolist()
+        tuple(np.unique(table.stage[forward & (table.rank == rank)]).tolist())
+        for rank in np.unique(table.rank[forward]).tolist()
     }
     ranks = len(held)
     if ranks < 2 or held != {(place, place + ranks) for place in range(ranks)}:
@@ -206,15 +203,15 @@ def _unfold(table: OpTable, rank: I32) -> OpTable:
     return replace(table, stage=back.astype(np.int32))
 
 
-def _set_up(table: OpTable, start: I64, end: I64, kept: Flags) -> tuple[tuple[int, str], ...]:
+def _set_up(table: OpTable, is_pass: Flags) -> tuple[tuple[int, str], ...]:
     """Tell whether the table holds the first step of its job, and it took as long as set-up does.
 
     Timers show no set-up. But jobs count their steps, and the first of all never is without.
     """
-    first = int(table.step[kept].min())
+    first = int(table.step[is_pass].min())
     if first not in _COUNTED_FROM:
         return ()
-    begin, reach, _ = _spans_of_steps(table.step[kept], start[kept], end[kept])
+    begin, reach, _ = _spans_of_steps(table, is_pass)
     lengths = reach - begin
     slow = lengths[0] > _FIRST_STEP * np.median(lengths)
     return ((first, "it is the job's first and took much longer"),) if slow else ()
@@ -226,8 +223,7 @@ def _lift(table: OpTable) -> I64:
     Tables often count each step from its own start. Then the time between steps is not known. Where
     each begins well after the one before, they share a clock: a first rank runs ahead of the last.
     """
-    end = table.start_ns + table.duration_ns
-    begin, reach, row = _spans_of_steps(table.step, table.start_ns, end)
+    begin, reach, row = _spans_of_steps(table, np.ones(len(table), dtype=bool))
     lengths = reach - begin
     count = np.bincount(row)
     in_order = table.start_ns[np.lexsort((table.start_ns, row))]
@@ -237,70 +233,70 @@ def _lift(table: OpTable) -> I64:
     return (np.concatenate(([0], np.cumsum(lengths)[:-1])) - begin)[row]
 
 
-def _spans_of_steps(step: NDArray[np.integer[Any]], start: I64, end: I64) -> tuple[I64, I64, I64]:
-    """Return when each step begins and ends, and which of them each row is of."""
-    steps, row = np.unique(step, return_inverse=True)
+def _spans_of_steps(table: OpTable, rows: Flags) -> tuple[I64, I64, I64]:
+    """Return when each step of these rows begins and ends, and which of them each row is of."""
+    steps, row = np.unique(table.step[rows], return_inverse=True)
     begin = np.full(len(steps), np.iinfo(np.int64).max, dtype=np.int64)
     reach = np.full(len(steps), np.iinfo(np.int64).min, dtype=np.int64)
-    np.minimum.at(begin, row, start)
-    np.maximum.at(reach, row, end)
+    np.minimum.at(begin, row, table.start_ns[rows])
+    np.maximum.at(reach, row, table.end_ns[rows])
     return begin, reach, row
 
 
-def _passes(table: OpTable, rank: I32, start: I64, end: I64, kept: Flags) -> Passes:
-    order = np.flatnonzero(kept)[np.argsort(start[kept], kind="stable")]
+def _passes(table: OpTable, is_pass: Flags) -> Passes:
+    order = np.flatnonzero(is_pass)[np.argsort(table.start_ns[is_pass], kind="stable")]
     kind = np.zeros(max(_KINDS) + 1, dtype=np.uint8)
     for op, meant in _KINDS.items():
         kind[op] = meant
     return Passes(
-        rank=rank[order],
+        rank=table.rank[order],
         stage=table.stage[order],
         kind=kind[table.op[order]],
         microbatch=table.microbatch[order],
         step=table.step[order].astype(np.int32),
-        issued_ns=start[order],
-        start_ns=start[order],
-        end_ns=end[order],
-        busy_ns=end[order] - start[order],
+        issued_ns=table.start_ns[order],
+        start_ns=table.start_ns[order],
+        end_ns=table.end_ns[order],
+        busy_ns=table.duration_ns[order],
     )
 
 
-def _lines(  # noqa: PLR0913, PLR0917 (columns, and what was made of them)
-    table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags, clocks: Clocks
-) -> tuple[RankTimeline, ...]:
+def _lines(table: OpTable, is_pass: Flags, clocks: Clocks) -> tuple[RankTimeline, ...]:
     lines = []
-    set_up = _set_up(table, start, end, is_pass)
-    besides = ~is_pass & ~np.isin(table.op, (*_SENDS, *_RECEIVES))
-    members, replicas = _places(table, rank, is_pass)
+    set_up = _set_up(table, is_pass)
+    is_message = np.isin(table.op, (*_SENDS, *_RECEIVES))
+    members, replicas = _places(table, is_pass)
     hosts = dict(table.hosts)
-    for name in np.unique(rank[is_pass]).tolist():
-        mine = rank == name
-        first = int(np.flatnonzero(mine)[0])
-        stages = tuple(np.unique(table.stage[mine & is_pass]).tolist())
-        busy = union_of(start[mine & is_pass], end[mine & is_pass])
-        moves = mine & np.isin(table.op, (*_SENDS, *_RECEIVES))
-        pipeline = int(table.pipeline[first])
+    for rank in np.unique(table.rank[is_pass]).tolist():
+        of_rank = table.rank == rank
+        stages = tuple(np.unique(table.stage[of_rank & is_pass]).tolist())
+        busy = _union(table, of_rank & is_pass)
+        pipeline = int(table.pipeline[of_rank][0])
         lines.append(
             RankTimeline(
-                rank=name,
+                rank=rank,
                 pipeline=pipeline,
                 position=stages[0],
                 stages=stages,
                 busy=busy,
                 occupied=busy,
-                apparent=union_of(start[moves | (mine & is_pass)], end[moves | (mine & is_pass)]),
-                clock_offset_ns=clocks.offset_ns[name],
-                memory=_memory(table.memory_bytes[mine]),
+                apparent=_union(table, of_rank & (is_pass | is_message)),
+                clock_offset_ns=clocks.offset_ns[rank],
+                memory=_memory(table.memory_bytes[of_rank]),
                 members=members[pipeline],
-                outside=_outside(table, mine & besides, start, end),
-                collectives=_reductions(table, mine, start, end, replicas[stages]),
+                outside=_outside(table, of_rank & ~is_pass & ~is_message),
+                collectives=_reductions(table, of_rank, replicas[stages]),
                 timers=True,
-                device=(hosts.get(name, ""), UNKNOWN),
+                device=(hosts.get(rank, ""), UNKNOWN),
                 set_up=set_up,
                 file=table.file,
             )
         )
     return tuple(sorted(lines, key=lambda line: (line.pipeline, line.position)))
+
+
+def _union(table: OpTable, rows: Flags | I64) -> Intervals:
+    return union_of(table.start_ns[rows], table.end_ns[rows])
 
 
 def _memory(noted: I64) -> MemoryFigures | None:
@@ -320,18 +316,18 @@ def _memory(noted: I64) -> MemoryFigures | None:
 
 
 def _places(
-    table: OpTable, rank: I32, is_pass: Flags
+    table: OpTable, is_pass: Flags
 ) -> tuple[dict[int, tuple[int, ...]], dict[tuple[int, ...], tuple[int, ...]]]:
     """Return each pipeline's ranks, first to last, and the ranks that hold the same stages."""
     held: dict[int, tuple[int, tuple[int, ...]]] = {}
-    for name in np.unique(rank[is_pass]).tolist():
-        mine = is_pass & (rank == name)
-        held[name] = int(table.pipeline[mine][0]), tuple(np.unique(table.stage[mine]).tolist())
+    for rank in np.unique(table.rank[is_pass]).tolist():
+        rows = is_pass & (table.rank == rank)
+        held[rank] = int(table.pipeline[rows][0]), tuple(np.unique(table.stage[rows]).tolist())
     members: dict[int, dict[int, int]] = {}
     replicas: dict[tuple[int, ...], list[int]] = {}
-    for name, (pipeline, stages) in sorted(held.items(), key=lambda row: row[1][1]):
-        members.setdefault(pipeline, {})[stages[0]] = name
-        replicas.setdefault(stages, []).append(name)
+    for rank, (pipeline, stages) in sorted(held.items(), key=lambda item: item[1][1]):
+        members.setdefault(pipeline, {})[stages[0]] = rank
+        replicas.setdefault(stages, []).append(rank)
     if all(len(stages) == 1 for _, stages in held.values()):
         last = max(stages[0] for _, stages in held.values())
         strides = {_stride(ranks) for ranks in members.values() if len(ranks) > 1}
@@ -359,26 +355,23 @@ def _stride(ranks: dict[int, int]) -> int | None:
     return int(apart[0]) if (apart == apart[0]).all() and apart[0].is_integer() else None
 
 
-def _outside(
-    table: OpTable, mine: Flags, start: I64, end: I64
-) -> tuple[tuple[str, Intervals], ...]:
+def _outside(table: OpTable, besides: Flags) -> tuple[tuple[str, Intervals], ...]:
     """Name what a rank does besides its passes and messages."""
-    found: dict[str, list[I64]] = {}
-    for number in np.unique(table.name[mine]).tolist():
-        rows = np.flatnonzero(mine & (table.name == number))
+    rows_of: dict[str, list[I64]] = {}
+    for number in np.unique(table.name[besides]).tolist():
+        rows = np.flatnonzero(besides & (table.name == number))
         name = table.names[number]
         if table.op[rows[0]] == Op.COLLECTIVE:
             kind = REDUCTION
         else:
-            own = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-            kind = next((kind for kind, pattern in _OUTSIDE if pattern.search(name)), own)
-        found.setdefault(kind, []).append(rows)
-    joined = {kind: np.concatenate(parts) for kind, parts in found.items()}
-    return tuple((kind, union_of(start[rows], end[rows])) for kind, rows in joined.items())
+            plain = re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+            kind = next((kind for kind, pattern in _OUTSIDE if pattern.search(name)), plain)
+        rows_of.setdefault(kind, []).append(rows)
+    return tuple((kind, _union(table, np.concatenate(parts))) for kind, parts in rows_of.items())
 
 
 def _reductions(
-    table: OpTable, mine: Flags, start: I64, end: I64, replicas: tuple[int, ...]
+    table: OpTable, of_rank: Flags, replicas: tuple[int, ...]
 ) -> RankCollectives | None:
     """Return a rank's reductions with the same stages of other replicas; None where it has none.
 
@@ -392,10 +385,11 @@ def _reductions(
     }
     reduces = [number for number, kind in kind_of.items() if kind is not None]
     joins = (table.op == Op.COLLECTIVE) & np.isin(table.name, reduces)
-    rows = np.flatnonzero(mine & joins)
+    rows = np.flatnonzero(of_rank & joins)
     if len(replicas) < 2 or not len(rows):
         return None
-    others = np.flatnonzero(mine & (joins | (table.op != Op.COLLECTIVE)))
+    others = np.flatnonzero(of_rank & (joins | (table.op != Op.COLLECTIVE)))
+    start, end = table.start_ns, table.end_ns
     steps = table.step[others]  # tables are sorted by step
     begins = start[rows].copy()
     for at, row in enumerate(rows.tolist()):
@@ -419,18 +413,19 @@ def _reductions(
     )
 
 
-def _posts(table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags) -> dict[int, Messages]:
+def _posts(table: OpTable, is_pass: Flags) -> dict[int, Messages]:
     """Return each rank's messages; a peer is the one named, else the neighbouring stage's rank.
 
     A rank that never computes while it sends waits for its messages, as Megatron and torch's 1F1B
     do: what it computes next is held up by them.
     """
     stages = zip(table.pipeline.tolist(), table.stage.tolist(), strict=True)
-    home = dict(zip(stages, rank.tolist(), strict=True))
+    home = dict(zip(stages, table.rank.tolist(), strict=True))
+    start, end = table.start_ns, table.end_ns
     ways = {**_SENDS, **_RECEIVES}
     posts = {}
-    for name in np.unique(rank).tolist():
-        rows = np.flatnonzero((rank == name) & np.isin(table.op, tuple(ways)))
+    for rank in np.unique(table.rank).tolist():
+        rows = np.flatnonzero((table.rank == rank) & np.isin(table.op, tuple(ways)))
         rows = rows[np.argsort(start[rows], kind="stable")]
         peers = [
             int(table.peer[row])
@@ -441,15 +436,16 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags) -> d
             for row in rows.tolist()
         ]
         is_send = np.isin(table.op[rows], tuple(_SENDS))
-        computes = union_of(start[(rank == name) & is_pass], end[(rank == name) & is_pass])
+        passes = np.flatnonzero((table.rank == rank) & is_pass)
+        computes = _union(table, passes)
         beside = int(computes.covered_until(end[rows[is_send]]).sum())
         beside -= int(computes.covered_until(start[rows[is_send]]).sum())
-        waits = beside < _BESIDE * int((end - start)[rows[is_send]].sum())
+        waits = beside < _BESIDE * int(table.duration_ns[rows[is_send]].sum())
         queue = _queues(start[rows], end[rows], np.array(peers), is_send)
-        made = _made(table, np.flatnonzero((rank == name) & is_pass), rows, end)
+        made = _made(table, passes, rows)
         stood = _stood(start[rows], end[rows], queue)
         made = np.where(made == _UNKNOWN_NS, start[rows], np.minimum(made, start[rows]))
-        posts[name] = Messages(
+        posts[rank] = Messages(
             issued_ns=np.where(stood, made, start[rows]),
             peer=np.array(peers, dtype=np.int32),
             is_send=is_send,
@@ -466,7 +462,7 @@ def _posts(table: OpTable, rank: I32, start: I64, end: I64, is_pass: Flags) -> d
     return posts
 
 
-def _made(table: OpTable, passes: I64, rows: I64, end: I64) -> I64:
+def _made(table: OpTable, passes: I64, rows: I64) -> I64:
     """Return when the pass ended whose result each message of a rank carries, where it is known.
 
     The n-th send of a stage in a step, one way, carries the result of its n-th pass that way.
@@ -477,7 +473,7 @@ def _made(table: OpTable, passes: I64, rows: I64, end: I64) -> I64:
         sends = np.flatnonzero(table.op[rows] == op)  # rows are sorted by start
         sends = sends[np.argsort(group[rows[sends]], kind="stable")]
         makers = passes[np.isin(table.op[passes], kinds)]
-        makers = makers[np.lexsort((end[makers], group[makers]))]
+        makers = makers[np.lexsort((table.end_ns[makers], group[makers]))]
         if not len(sends) or not len(makers):
             continue
         groups, first, count = np.unique(group[makers], return_index=True, return_counts=True)
@@ -488,7 +484,7 @@ def _made(table: OpTable, passes: I64, rows: I64, end: I64) -> I64:
         known = ((groups[at] == own) & (sent % count[at] == 0))[whose]
         number = (np.arange(len(sends)) - begins[whose]) // np.maximum(sent // count[at], 1)[whose]
         maker = makers[np.minimum(first[at][whose] + number, len(makers) - 1)]
-        made[sends] = np.where(known, end[maker], _UNKNOWN_NS)
+        made[sends] = np.where(known, table.end_ns[maker], _UNKNOWN_NS)
     return made
 
 

@@ -468,6 +468,11 @@ class OpTable:
     def __len__(self) -> int:
         return len(self.step)
 
+    @property
+    def end_ns(self) -> I64:
+        """When each operation ended."""
+        return self.start_ns + self.duration_ns
+
 
 def join_op_tables(tables: Sequence[OpTable]) -> OpTable | None:
     """Put the tables of several ranks into one; None where two of them hold the same rank."""

@@ -19,21 +19,16 @@ RUN = Setting(ranks=4, layers=32, microbatches=8, schedule="1f1b")
         (Change(), "there is no change to write down"),
         (Change(hold="batch"), "there is no change to write down"),
         (Change(split=(8, 8, 8, 7)), "the split has 31 layers, the model 32"),
-        (Change(split=(8, 8, 8, 9)), "the split has 33 layers, the model 32"),
         (Change(split=(16, 16)), "the split has 2 entries for 4 stages"),
-        (Change(split=(8,) * 4 + (0,)), "the split has 5 entries for 4 stages"),
         (Change(split=(16, 16, 0, 0)), "stage 2 of the split has no layer"),
-        (Change(split=(16, 17, -1, 0)), "stage 2 of the split has no layer"),
         (Change(split=(8, 8, 8, 8), schedule="zbv"), "the split has 4 entries for 8 stages"),
         (Change(microbatches=0), "0 microbatches make no pipeline"),
         (Change(chunks=0), "0 chunks make no pipeline"),
-        (Change(chunks=2), "1f1b needs 1 chunk a rank, not 2"),
         (Change(schedule="zbv", chunks=3), "zbv needs 2 chunks a rank, not 3"),
         (
             Change(schedule="interleaved-1f1b", chunks=9),
             "32 layers cannot fill 36 stages",
         ),
-        (Change(schedule="zb-v"), "no schedule is called 'zb-v'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_rule_in_every_framework(change, message):

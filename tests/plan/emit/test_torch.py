@@ -123,12 +123,6 @@ def test_a_real_model_is_cut_as_the_split_says(split):
     assert held == [2 * layers + more for layers, more in zip(split, ends, strict=True)]
 
 
-def test_where_stages_move_to_other_ranks_it_is_said_to_which():
-    run = Setting(ranks=2, microbatches=8, schedule="interleaved-1f1b", chunks=2)
-    text = emit("torch", Change(schedule="zbv"), run)
-    assert "Stages, rank by rank: [0, 3], [1, 2]." in comments_of(text)
-
-
 def test_overlap_takes_the_runtime_which_is_what_schedules_of_several_stages_have():
     with pytest.raises(UsageError, match="to overlap more than ZBVZeroBubble does already"):
         emit("torch", Change(schedule="zbv", overlap=True), RUN)

@@ -119,10 +119,3 @@ def test_an_order_that_torchtitan_cannot_place_is_refused(tmp_path):
     file.write_text("1F0,1B0\n0F0,0B0\n", "utf-8")
     with pytest.raises(UsageError, match="in a loop or in a V"):
         emit("torchtitan", Change(schedule=str(file)), Setting(ranks=2, microbatches=1))
-
-
-def test_overlap_that_is_there_already_or_cannot_go_is_refused():
-    with pytest.raises(UsageError, match="to overlap more than Interleaved1F1B does"):
-        emit("torchtitan", Change(schedule="interleaved-1f1b", overlap=True), RUN)
-    with pytest.raises(UsageError, match="has no setting to wait for transfers"):
-        emit("torchtitan", Change(overlap=False), RUN)

@@ -1,7 +1,7 @@
 """The demo's pipeline as tests need it: profiled, and what its ranks saw written beside the traces.
 
-Besides what the demo has: replicas, reductions within a stage, and
-a server's stream. The truth of every pass and call is the yardstick for the analysis.
+Besides what the demo has: replicas, reductions within a stage, and a server's stream. The truth of
+every pass and call is the yardstick for the analysis.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 import torch.distributed as dist
+from support.jobs.forked_ranks import run_ranks
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
@@ -262,6 +263,16 @@ class RecordedStage(PipelineStage):
         """Run W."""
         with self.recorder.record_pass("W", self.stage_index, bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+
+def run_several(workloads: dict[str, Workload], root: Path) -> None:
+    """Run each workload, by name, into a folder of that name."""
+    for name, workload in workloads.items():
+        folder = root / name
+        folder.mkdir(parents=True)
+        (folder / WORKLOAD).write_bytes(msgspec.json.encode(workload))
+        codes, output = run_ranks(f"{__name__}:run_recorded", workload.world, folder)
+        assert not any(codes), output
 
 
 def main(folder: str, rank: str) -> None:

@@ -150,7 +150,7 @@ def write_side_by_side(
     """Write a job of several pipelines whose ranks take turns."""
     for replica in range(count):
         play = Play(setup_of(schedule, ranks, microbatches, seed=replica, **BEHAVIOUR[schedule]))
-        members = tuple(range(replica, ranks * count, count))
+        members = members_of(replica, count, ranks)
         clock = Clock(skew_ns=skews[replica % len(skews)])
         write_run(
             play,

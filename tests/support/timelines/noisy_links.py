@@ -18,7 +18,7 @@ from debubble.simulate.lengths import hop_of
 from debubble.simulate.planned import plan_program
 from debubble.simulate.program import Times, in_exchange
 from debubble.timeline.figures import measure_pipeline
-from debubble.timeline.model import PassKind
+from debubble.timeline.model import PassKind, join_columns
 from debubble.timeline.schedules import order_of
 
 MS = 1_000_000
@@ -128,23 +128,17 @@ def _one_after_the_other(steps):
     return replace(
         steps[0],
         ranks=tuple(
-            _joined_rank(ranks) for ranks in zip(*(one.ranks for one in steps), strict=True)
+            _joined_rank(ranks) for ranks in zip(*(step.ranks for step in steps), strict=True)
         ),
-        passes=_joined([one.passes for one in steps]),
-        transfers=_joined([one.transfers for one in steps]),
-        steps=tuple(number for one in steps for number in one.steps),
+        passes=join_columns([step.passes for step in steps], by="step"),
+        transfers=join_columns([step.transfers for step in steps], by="step"),
+        steps=tuple(number for step in steps for number in step.steps),
     )
 
 
 def _joined_rank(ranks):
-    names = ("busy", "occupied", "apparent")
-    return replace(
-        ranks[0], **{name: _joined([getattr(one, name) for one in ranks]) for name in names}
-    )
-
-
-def _joined(tables):
-    names = [one.name for one in fields(tables[0])]
-    return type(tables[0])(
-        **{name: np.concatenate([getattr(one, name) for one in tables]) for name in names}
-    )
+    columns = {
+        name: join_columns([getattr(rank, name) for rank in ranks], by="start_ns")
+        for name in ("busy", "occupied", "apparent")
+    }
+    return replace(ranks[0], **columns)

@@ -23,10 +23,9 @@ from debubble.trace.optable.files import (
     Layout,
     Op,
     RawTable,
-    classify_op,
     empty,
-    exchange_of,
     find_columns,
+    ops_of,
     read_integers,
     read_raw,
     read_times,
@@ -46,15 +45,16 @@ _INT32_MAX: Final = 2**31 - 1
 _INT64_MAX: Final = 2**63 - 1
 PASSES: Final = (Op.FORWARD, Op.BACKWARD, Op.INPUT_GRAD, Op.WEIGHT_GRAD)
 # By column of whole numbers: the lowest and highest of them, and what a hole means; None: an error.
+# Those of devices are within all clusters: all that is below a number would be held as missing.
 _COLUMNS: Final[dict[str, tuple[int, int, int | None]]] = {
     "step": (-_INT64_MAX, _INT64_MAX, None),
-    "pipeline": (UNKNOWN, _INT32_MAX, 0),
-    "stage": (UNKNOWN, _INT32_MAX, None),
+    "pipeline": (UNKNOWN, MOST_RANKS - 1, 0),
+    "stage": (UNKNOWN, _MOST_STAGES - 1, None),
     "microbatch": (UNKNOWN, _INT32_MAX, UNKNOWN),
-    "rank": (UNKNOWN, _INT32_MAX, UNKNOWN),
-    "peer": (UNKNOWN, _INT32_MAX, UNKNOWN),
+    "rank": (UNKNOWN, MOST_RANKS - 1, UNKNOWN),
+    "peer": (UNKNOWN, MOST_RANKS - 1, UNKNOWN),
     "layer": (UNKNOWN, _INT32_MAX, UNKNOWN),
-    "chunk": (UNKNOWN, _INT32_MAX, UNKNOWN),
+    "chunk": (UNKNOWN, _MOST_STAGES - 1, UNKNOWN),
     "tensor": (UNKNOWN, _INT32_MAX, 0),
     "bytes": (UNKNOWN, _INT64_MAX, UNKNOWN),
     "memory": (UNKNOWN, _INT64_MAX, UNKNOWN),
@@ -91,8 +91,8 @@ def make_op_table(table: RawTable, gaps: tuple[Gap, ...] = ()) -> OpTable:
         "start": start,
         "duration": duration,
         "name": name,
-        "op": np.array([classify_op(spelled) for spelled in names], dtype=np.int64)[name],
     }
+    columns = _tell_ops(columns, names)
     columns |= _tell_chunks(columns)
     shared = np.unique(columns["tensor"])
     first = columns["tensor"] == shared[0]
@@ -100,7 +100,6 @@ def make_op_table(table: RawTable, gaps: tuple[Gap, ...] = ()) -> OpTable:
     columns["op"], split = _name_split_backwards(table.file, columns)
     _check_passes(table, columns)
     _check_sizes(table.file, columns)
-    columns = _part_exchanges(columns, names)
     order = np.lexsort((columns["start"], columns["step"]))
     columns = {key: values[order] for key, values in columns.items()}
     small: dict[str, Any] = {
@@ -139,28 +138,23 @@ def shared_stages(ranks: int, file: str) -> tuple[Gap, ...]:
 
 
 def _check_sizes(file: str, columns: dict[str, I64]) -> None:
-    """Refuse numbers beyond all clusters: all that is below them would be held as missing."""
-    most = {key: int(columns[key].max(initial=0)) for key in ("rank", "pipeline", "stage", "peer")}
-    if (columns["rank"] < 0).any():  # counted through pipelines and stages
-        most["rank"] = max(most["rank"], (most["pipeline"] + 1) * (most["stage"] + 1) - 1)
-    for key, number in most.items():
-        if number >= (_MOST_STAGES if key == "stage" else MOST_RANKS):
+    """Refuse stages counted through chunks, and ranks through pipelines, beyond all clusters."""
+    stage, rank = (int(columns[key].max(initial=0)) for key in ("stage", "rank"))
+    if (columns["rank"] < 0).any():
+        rank = max(rank, (int(columns["pipeline"].max()) + 1) * (stage + 1) - 1)
+    for key, number, limit in (("stage", stage, _MOST_STAGES), ("rank", rank, MOST_RANKS)):
+        if number >= limit:
             raise TraceError(f"{key} {number:,} is out of range", file=file)
 
 
-def _part_exchanges(columns: dict[str, I64], names: tuple[str, ...]) -> dict[str, I64]:
-    """Make a row each of the messages that one call sends and receives together."""
-    for number, name in enumerate(names):
-        messages = exchange_of(name)
-        rows = np.flatnonzero(columns["name"] == number) if messages else ()
-        for message in messages[1:]:
-            more = {key: values[rows] for key, values in columns.items()}
-            more["op"] = np.full(len(rows), message, dtype=np.int64)
-            columns = {key: np.append(columns[key], more[key]) for key in columns}
-        if messages:
-            columns["op"] = columns["op"].copy()
-            columns["op"][rows] = messages[0]
-    return columns
+def _tell_ops(columns: dict[str, I64], names: tuple[str, ...]) -> dict[str, I64]:
+    """Say what each row did: one row for each message of those that one call exchanges."""
+    ops = [ops_of(name) for name in names]
+    counts = np.array([len(of_name) for of_name in ops])[columns["name"]]
+    columns = {key: np.repeat(values, counts) for key, values in columns.items()}
+    within = np.arange(len(columns["row"])) - np.repeat(np.cumsum(counts) - counts, counts)
+    first = np.cumsum([0, *map(len, ops)])[columns["name"]]
+    return columns | {"op": np.concatenate(ops).astype(np.int64)[first + within]}
 
 
 def _tell_chunks(columns: dict[str, I64]) -> dict[str, I64]:

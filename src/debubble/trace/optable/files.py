@@ -1,6 +1,6 @@
 """Rows in CSV, JSON lines or Parquet in → columns of numbers and words.
 
-Three questions, in this order: which column is which (`find_columns`, `classify_op`), what form the
+Three questions, in this order: which column is which (`find_columns`, `ops_of`), what form the
 file has (`sniff_op_table`, `read_raw`), and what its cells say (`read_integers`, `read_times`).
 """
 
@@ -101,11 +101,11 @@ _EXCHANGES: Final = {
     "exchange-next": "forward-send-backward-recv",
     "exchange-prev": "backward-send-forward-recv",
 }
-_ONE_OF_TWO: Final = tuple(
-    re.compile(way)
-    for way in (
+_MESSAGES: Final = tuple(
+    re.compile(message)
+    for message in (
         rf"(?:{_FORWARD}|{_BACKWARD})-(?:{_SEND}|{_RECEIVE})",
-        rf"(?:{_SEND}|{_RECEIVE})-(?:{_FORWARD}|{_BACKWARD})",
+        rf"(?:{_SEND}|{_RECEIVE})-(?:{_FORWARD}|{_BACKWARD})(?![a-z])",
     )
 )
 
@@ -217,26 +217,22 @@ def spellings(field: str) -> str:
     return ", ".join((f"{TIME_ALIASES[field][0]}_us (or _s, _ms, _ns)", *TIME_ALIASES[field]))
 
 
-def classify_op(name: str) -> Op:
-    """Say what an operation's name means; OTHER where it means nothing to us."""
+def ops_of(name: str) -> tuple[Op, ...]:
+    """Say what an operation's name means: one op, or the messages that one call exchanges."""
     spelled = _SPLIT.sub("-", name.strip().lower()).strip("-")
     for rule, op in _RULES:
         if rule.fullmatch(spelled):
-            return op
+            return (op,)
     if _OPTIMIZER.match(spelled):
-        return Op.OPTIMIZER
-    return Op.COLLECTIVE if _COLLECTIVE.search(spelled) else Op.OTHER
-
-
-def exchange_of(name: str) -> tuple[Op, ...]:
-    """Return the messages that one call sends and receives together; nothing for anything else."""
-    spelled = _SPLIT.sub("-", name.strip().lower()).strip("-")
+        return (Op.OPTIMIZER,)
+    if _COLLECTIVE.search(spelled):
+        return (Op.COLLECTIVE,)
     spelled = _EXCHANGES.get(spelled, spelled)
-    for one in _ONE_OF_TWO:
-        found = one.findall(spelled)
-        if len(found) > 1 and "-".join(found) == spelled:
-            return tuple(dict.fromkeys(classify_op(part) for part in found))
-    return ()
+    for message in _MESSAGES:
+        messages = message.findall(spelled)
+        if len(messages) > 1 and "-".join(messages) == spelled:
+            return tuple(dict.fromkeys(op for part in messages for op in ops_of(part)))
+    return (Op.OTHER,)
 
 
 # An array's first row, which holds no other object.

@@ -30,7 +30,7 @@ import msgspec
 from debubble.errors import Code, Gap, TraceError
 from debubble.trace.format import OTHER, Format, Reading, TraceFile, decode_events, decode_json
 from debubble.trace.optable import HELD_BYTES, PASSES, Op, RawTable, make_op_table, shared_stages
-from debubble.trace.optable.files import classify_op, exchange_of, find_columns
+from debubble.trace.optable.files import find_columns, ops_of
 from debubble.trace.source import Limits, inflate
 from debubble.units import counted
 
@@ -93,10 +93,13 @@ class _Span:
 
 
 def _classify(name: str) -> tuple[Op, str, int | None]:
-    """Say what a span is by its name, and take the number at its end off it."""
-    op = classify_op(name)
+    """Say what a span is by its name, and take the number at its end off it.
+
+    An exchange of messages is what it sends first; the table makes a row of each message.
+    """
+    op = ops_of(name)[0]
     match = _NUMBERED.match(name) if op is Op.OTHER else None
-    return (classify_op(match[1]), match[1], int(match[2])) if match else (op, name, None)
+    return (ops_of(match[1])[0], match[1], int(match[2])) if match else (op, name, None)
 
 
 def recognise(file: str, prefix: bytes) -> TraceFile | None:
@@ -159,7 +162,7 @@ def _events_of(devices: Sequence[Sequence[_Timed]]) -> Iterator[_Event]:
                 pid=rank,
                 args={"step": step, "microbatch": span.minibatch},
             )
-            step += classify_op(span.type) is Op.OPTIMIZER
+            step += ops_of(span.type) == (Op.OPTIMIZER,)
 
 
 def _spans(events: Sequence[_Event]) -> Iterator[_Span]:
@@ -184,7 +187,7 @@ def _spans(events: Sequence[_Event]) -> Iterator[_Span]:
             span.ph, span.dur = "X", event.ts - span.ts
             span.args = {**(span.args or {}), **(event.args or {})}
         op, name, number = _classify(span.name)
-        if span.ph != "X" or (op is Op.OTHER and not exchange_of(span.name)):
+        if span.ph != "X" or op is Op.OTHER:
             continue
         args = span.args or {}
         told = ((field, _whole(args[key])) for field, key in _fields_of(tuple(args)))
