@@ -177,6 +177,8 @@ def judge_replicas(
         others = [other for at, mine in enumerate(by_replica) if at != slowest for other in mine]
         lead = float(np.nanmean(arrivals.late_ns[:, slowest]))
         saved, why = _saved(cells, slowest), explain(by_replica[slowest], others, lead)
+        if saved < _LEAST_LEAD * step_ns and _another(arrivals, slowest, lead):
+            slowest, verdict, saved, why = None, NONE, None, None
     waited = float(np.median(arrivals.waited_ns.sum(axis=1)))
     waits_ns = [round(float(ns)) for ns in np.median(arrivals.waited_ns, axis=0)]
     devices = sum(len(pipeline.ranks) for pipeline in figures)
@@ -220,6 +222,13 @@ def _find_slowest(arrivals: Arrivals, step_ns: float, spread_ns: float) -> tuple
         return slowest, DRAGS
     often = float(np.nanmean(arrivals.last[:, slowest] == 1)) >= _OFTEN
     return (slowest, UNDECIDED) if often else (None, NONE)
+
+
+def _another(arrivals: Arrivals, slowest: int, lead_ns: float) -> bool:
+    """Tell whether another replica comes nearly as late: then neither drags the others alone."""
+    others = np.delete(arrivals.late_ns, slowest, axis=1)
+    known = others[:, np.isfinite(others).any(axis=0)]
+    return bool((np.nanmean(known, axis=0) > lead_ns / 2).any())
 
 
 def _saved(cells: Sequence[Cells], replica: int) -> int:
