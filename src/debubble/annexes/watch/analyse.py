@@ -145,7 +145,7 @@ class Worker:
         problem = "its analysis was killed, perhaps for want of memory"
         try:
             self._pipe.send(task)
-            while not self._pipe.poll(_LOOK_S):
+            while not self._pipe.poll(min(_LOOK_S, limit_s)):
                 if stop.is_set() or time.monotonic() - began > limit_s:
                     problem = f"its analysis took longer than {limit_s:g} s"
                     break
