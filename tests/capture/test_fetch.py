@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import warnings
+
 import pytest
 from support.services.engine_routes import serving
 from support.services.hostile_engine import ANSWERS, hostile_engine
@@ -10,9 +13,6 @@ from debubble.annexes.watch.mix import ServerMetrics, ask_server, requests_betwe
 from debubble.capture import fetch as fetching
 from debubble.capture.fetch import NoAnswer, fetch
 from debubble.errors import CaptureError
-
-# An answer that moves to no address is left to the garbage collector by urllib.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PATIENCE_S = 60.0
 
@@ -104,3 +104,14 @@ def test_an_answer_is_read_whole_up_to_its_limit(monkeypatch):
             ask(url)
         reply = ask(f"{url}/there", body=b"abc")
         assert (reply.status, reply.body) == (201, b"3")
+
+
+def test_an_answer_that_leads_nowhere_is_let_go_of():
+    gc.collect()
+    with hostile_engine("a redirect to no address") as engine:
+        with pytest.raises(NoAnswer):
+            fetch(engine.url)
+        with warnings.catch_warnings(record=True) as unclosed:
+            warnings.simplefilter("always")
+            gc.collect()
+    assert not unclosed

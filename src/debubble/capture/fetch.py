@@ -56,6 +56,16 @@ class _SameOrigin(HTTPRedirectHandler):
             return None
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
+    def http_error_302(self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any) -> Any:
+        """Follow a page; let go of its answer where that does not end, or leads nowhere."""
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except (HTTPException, TimeoutError, ValueError):
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
 
 _OPENER = build_opener(ProxyHandler({}), _SameOrigin())
 

@@ -32,8 +32,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         behind = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=30)
         behind.request(self.command, self.path, body=body, headers=dict(self.headers))
-        answer = behind.getresponse()
-        content = answer.read()
+        with behind.getresponse() as answer:
+            content = answer.read()
         behind.close()
         self.send_response(answer.status)
         length = answer.getheader("Content-Length") if self.command == "HEAD" else len(content)

@@ -92,8 +92,8 @@ class Watching:
         connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
         try:
             connection.request(method, path, body=body, headers=headers or {})
-            answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read().decode()
+            with connection.getresponse() as answer:
+                return answer.status, dict(answer.getheaders()), answer.read().decode()
         finally:
             connection.close()
 
